@@ -1,0 +1,1 @@
+"""How the systems are run, recorded and compared."""

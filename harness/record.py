@@ -1,0 +1,187 @@
+"""What a run leaves behind: a manifest sealed last, and an append-only log of events.
+
+    results/runs/<UTC>-<system>-<model>-<hash8>-s<seed>/
+        manifest.json   written first with status "running", sealed last
+        events.jsonl    one event a line, flushed every RL step
+        steps.parquet   one row an RL step, derived from the events
+        summary.json    derived from the events
+        DONE            exists once the run is complete
+
+In virtual time `events.jsonl` holds nothing of this machine or moment: one seed, the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from harness.errors import UsageError
+from harness.spec import RunSpec
+
+SCHEMA = 1
+RUNS = Path("results/runs")
+Event = dict[str, Any]
+
+
+class EventLog:
+    """Appends events to `events.jsonl`, hashes them, and shows them to observers."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w", encoding="utf-8", newline="\n")
+        self._sha = hashlib.sha256()
+        self._observers: list[Callable[[Event], None]] = []
+        self._encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+    def observe(self, observer: Callable[[Event], None]) -> None:
+        self._observers.append(observer)
+
+    def emit(self, kind: str, now_ns: int, **fields: Any) -> None:
+        event = {"t": now_ns, "kind": kind, **fields}
+        line = self._encode(event) + "\n"
+        self._file.write(line)
+        self._sha.update(line.encode())
+        for observer in self._observers:
+            observer(event)
+        if kind == "version.published":
+            self._file.flush()
+
+    @property
+    def sha256(self) -> str:
+        return self._sha.hexdigest()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_events(path: Path) -> Iterator[Event]:
+    """Events of a run; a last line that was cut off by a crash is left out."""
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if line.endswith("\n"):
+                yield json.loads(line)
+
+
+@dataclass
+class RunDirectory:
+    """One run's directory and its manifest."""
+
+    path: Path
+    manifest: dict[str, Any]
+
+    @property
+    def id(self) -> str:
+        return self.path.name
+
+    @classmethod
+    def create(cls, root: Path, spec: RunSpec) -> RunDirectory:
+        now = datetime.now(UTC)
+        stem = f"{now:%Y%m%dT%H%M%S}-{spec.system}-{spec.group.name}-{spec.digest[:8]}-s{spec.seed}"
+        path = root / stem
+        for attempt in range(2, 1000):
+            try:
+                path.mkdir(parents=True)
+                break
+            except FileExistsError:
+                path = root / f"{stem}-{attempt}"
+        manifest = {
+            "schema": SCHEMA,
+            "run": path.name,
+            "status": "running",
+            "kind": spec.kind,
+            "spec": spec.to_json(),
+            "spec_sha256": spec.digest,
+            "started": now.isoformat(timespec="seconds"),
+            "machine": machine(),
+        }
+        run = cls(path, manifest)
+        run._write()
+        return run
+
+    @classmethod
+    def open(cls, root: Path, name: str) -> RunDirectory:
+        """A run by id, by path, or by an unambiguous part of its id."""
+        path = Path(name)
+        if not (path / "manifest.json").is_file():
+            found = sorted(p.parent for p in root.glob("*/manifest.json") if name in p.parent.name)
+            if len(found) != 1:
+                what = "no run" if not found else f"{len(found)} runs"
+                raise UsageError(f"{what} match '{name}' in {root}; see 'bench list runs'")
+            path = found[0]
+        return cls(path, json.loads((path / "manifest.json").read_text()))
+
+    @property
+    def events_path(self) -> Path:
+        return self.path / "events.jsonl"
+
+    def seal(self, status: str, **facts: Any) -> None:
+        """The last thing that is written: how the run ended, and what that proves."""
+        self.manifest |= {"status": status, **facts}
+        self._write()
+        if status == "complete":
+            (self.path / "DONE").touch()
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        _replace(self.path / "summary.json", json.dumps(summary, indent=1) + "\n")
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.Table.from_pylist(summary["steps"]), self.path / "steps.parquet")
+
+    def _write(self) -> None:
+        _replace(self.path / "manifest.json", json.dumps(self.manifest, indent=1) + "\n")
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a whole file or leave the old one."""
+    fresh = path.with_suffix(".tmp")
+    fresh.write_text(text)
+    fresh.replace(path)
+
+
+def machine() -> dict[str, Any]:
+    """The host and versions that a wall-clock number or a bitwise claim depends on."""
+    versions = {}
+    for name in ("pivot-bench", "torch", "transformers", "ray", "vllm"):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "python": platform.python_version(),
+        "versions": versions,
+    }
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def wall_s(since: float) -> float:
+    return round(time.perf_counter() - since, 3)
+
+
+def list_runs(root: Path) -> list[dict[str, Any]]:
+    """Manifests of all runs, newest first; unreadable ones are left out."""
+    manifests = []
+    for path in sorted(root.glob("*/manifest.json"), reverse=True):
+        try:
+            manifests.append(json.loads(path.read_text()))
+        except (OSError, json.JSONDecodeError):
+            continue
+    return manifests

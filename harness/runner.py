@@ -1,0 +1,145 @@
+"""Runs a spec: assemble, record, drive the pipeline, seal. Ctrl-C seals too."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.build import Parts, build
+from harness.errors import BenchError, InvalidRun
+from harness.record import RUNS, SCHEMA, Event, EventLog, RunDirectory, read_events
+from harness.spec import RunSpec
+from harness.tally import Tally
+from systems.clock import now_ns, run_virtual
+from systems.pipeline import Pipeline
+from systems.policies import SYSTEMS
+from systems.runtime import Runtime
+from systems.types import EventSink
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run and its numbers."""
+
+    directory: RunDirectory
+    summary: dict[str, Any]
+
+
+def run(
+    spec: RunSpec, root: Path = RUNS, *, started: Callable[[RunDirectory], None] = lambda _: None,
+    observer: Callable[[Event, Tally], None] = lambda *_: None,
+) -> RunResult:  # fmt: skip
+    """Run `spec` and record it under `root`. Errors in the request are raised before anything exists."""
+    parts = build(spec)
+    directory = RunDirectory.create(root, spec)
+    started(directory)
+    log, tally = EventLog(directory.events_path), Tally()
+    log.observe(tally.add)
+    log.observe(lambda event: observer(event, tally))
+    began = time.perf_counter()
+    status, reason = "failed", ""
+    try:
+        log.emit("run.began", 0, **header(spec, parts))
+        run_virtual(drive(spec, parts, log))
+        weights = parts.learned.weights_sha256() if parts.learned else None
+        log.emit("run.ended", tally_end(tally), weights_sha256=weights)
+        if parts.learned:
+            parts.learned.save(directory.path / "weights")
+        status = "complete"
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        status = "interrupted"
+        raise KeyboardInterrupt from None
+    except BaseException as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        log.close()
+        summary = identify(directory, log.sha256, tally.summary()) if tally.steps else None
+        if summary:
+            directory.write_summary(summary)
+        directory.seal(
+            status,
+            **({"reason": reason} if reason else {}),
+            wall_s=round(time.perf_counter() - began, 3),
+            events_sha256=log.sha256,
+        )
+    assert summary is not None
+    check(summary)
+    return RunResult(directory, summary)
+
+
+async def drive(spec: RunSpec, parts: Parts, log: EventSink) -> None:
+    """The one place where a pipeline meets a policy and a backend."""
+    policy = SYSTEMS[spec.system]()
+    runtime = Runtime(parts.layout, parts.recipe, policy, parts.backend, log, parts.prior)
+    pipeline = Pipeline(parts.recipe, parts.workload, runtime, log)
+    try:
+        await pipeline.run()
+    finally:
+        if not runtime.progress.finished:
+            log.emit("run.stopped", now_ns(), where=runtime.describe())
+
+
+def tally_end(tally: Tally) -> int:
+    return round(tally.steps[-1]["published_s"] * 1e9)
+
+
+def header(spec: RunSpec, parts: Parts) -> dict[str, Any]:
+    """The first event: what every later one is read with. Nothing of this machine or moment."""
+    group = spec.group
+    return {
+        "schema": SCHEMA,
+        "kind_of_numbers": spec.kind,
+        "system": spec.system,
+        "model": group.name,
+        "policy": group.pair.policy,
+        "judge": group.pair.judge,
+        "seed": spec.seed,
+        "gpus": group.cluster.gpus,
+        "token_scale": group.cluster.token_scale,
+        "provisional": parts.cost.training.hardware.provisional,
+        "staleness_bound": spec.staleness,
+        "steps": spec.steps,
+        "samples_per_group": parts.recipe.samples,
+        "judge_calls": parts.recipe.judge_calls,
+        "publishing": parts.recipe.publishing,
+        "template": {role: parts.layout.template[role] for role in parts.layout.template},
+        "floor": asdict(parts.floor),
+    }
+
+
+def identify(directory: RunDirectory, events_sha256: str, summary: dict[str, Any]) -> dict[str, Any]:
+    """A summary with the run that it is of."""
+    return {
+        "run": directory.id,
+        "path": str(directory.path),
+        "kind": summary.pop("kind_of_numbers"),
+        **summary,
+        "events_sha256": events_sha256,
+    }
+
+
+def recompute(directory: RunDirectory) -> dict[str, Any]:
+    """The summary again, from the events alone."""
+    tally = Tally()
+    log_sha = directory.manifest.get("events_sha256", "")
+    for event in read_events(directory.events_path):
+        tally.add(event)
+    if not tally.steps:
+        raise BenchError(f"{directory.id}: no RL step was finished, there is nothing to summarise")
+    return identify(directory, log_sha, tally.summary())
+
+
+def check(summary: dict[str, Any]) -> None:
+    """A run that beats its lower bound, or loses device time, is not a measurement."""
+    if summary["makespan_s"] < summary["lower_bound_s"] * (1 - 1e-9):
+        raise InvalidRun(
+            f"{summary['run']}: makespan {summary['makespan_s']:.3f} s beats the lower bound "
+            f"{summary['lower_bound_s']:.3f} s"
+        )
+    if min(summary["gpu_time_share"].values()) < -1e-9:
+        raise InvalidRun(f"{summary['run']}: device time is counted twice: {summary['gpu_time_share']}")

@@ -1,0 +1,353 @@
+"""From events to numbers. Everything that a summary says is derived here, and only from the events.
+
+Used twice: while a run goes on (progress), and on its log afterwards (`bench show --recompute`).
+Device time is split into five shares. A serving device works for its role while its replica has a
+sequence; `shifting` is from the end of a shift's drain to its targets being ready, and the loading of
+a new policy version; training is from the start of an RL step's training to its publish; the rest is
+idle. Time after the last publish does not count.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from systems.bounds import Floor, SampleWork, ServingFloor, lower_bound_s
+from systems.types import SERVING, Role
+
+SUMMARY_SCHEMA = 1
+NS = 1e9
+SHARES = ("rollout", "reward", "train", "shifting", "idle")
+Event = dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Sample:
+    prompt: int = 0
+    response: int = 0
+    judge_prompt: int = 0
+    judgements: list[int] = field(default_factory=list)
+    oldest: int = 0
+    admitted: int = 0
+    reward: float | None = None
+    true: float | None = None
+
+
+@dataclass(slots=True)
+class _Owner:
+    """A lease or a shift: which share its devices' time goes to since when."""
+
+    role: str
+    devices: int
+    share: str | None = None
+    since: int = 0
+    running: int = 0
+    updating: bool = False
+
+
+class Tally:
+    """Feed it every event in order; ask it for steps and the summary at any time."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, Any]] = []
+        self.migrations = 0
+        self.began: Event = {}
+        self.ended: Event = {}
+        self._samples: dict[int, _Sample] = defaultdict(_Sample)
+        self._admitted: dict[int, int] = {}  # group -> version
+        self._batch: list[int] = []  # groups of the batch that is being trained on
+        self._taken_ns = self._train_began_ns = self._last_publish_ns = 0
+        self._leases: dict[int, _Owner] = {}
+        self._shifts: dict[int, _Owner] = {}
+        self._device_ns: dict[str, float] = defaultdict(float)
+        self._left: dict[int, tuple[int, str]] = {}  # sequence -> (lease it left, why)
+        self._phase_began: dict[int, int] = {}
+        self._phases: dict[str, list[float]] = defaultdict(list)  # wall seconds, shifts that did them
+        self._phase_device_s: dict[str, float] = defaultdict(float)
+        self._shift_s: list[float] = []
+        self._failed_shifts = 0
+        self._work: list[list[SampleWork]] = []
+        self._staleness: list[int] = []
+        self._losses = 0
+        self._handlers: dict[str, Callable[[Event], None]] = {
+            "run.began": self._on_began,
+            "run.ended": self._on_ended,
+            "batch.admitted": self._on_admitted,
+            "sequence.dispatched": self._on_dispatched,
+            "sequence.requeued": self._on_requeued,
+            "sequence.finished": self._on_finished,
+            "sample.scored": self._on_scored,
+            "batch.taken": self._on_taken,
+            "train.began": self._on_train_began,
+            "train.ended": self._on_train_ended,
+            "train.lost": self._on_train_lost,
+            "version.published": self._on_published,
+            "lease": self._on_lease,
+            "lease.updating": self._on_updating,
+            "lease.updated": self._on_updated,
+            "shift.began": self._on_shift_began,
+            "shift.phase": self._on_shift_phase,
+            "shift.ended": self._on_shift_ended,
+            "device.lost": self._on_device_lost,
+        }
+
+    def add(self, event: Event) -> None:
+        handler = self._handlers.get(event["kind"])
+        if handler is not None:
+            handler(event)
+
+    # ------------------------------------------------------------------------------- the run
+
+    def _on_began(self, event: Event) -> None:
+        self.began = event
+
+    def _on_ended(self, event: Event) -> None:
+        self.ended = event
+
+    # ------------------------------------------------------------------------------- samples
+
+    def _on_admitted(self, event: Event) -> None:
+        first, last = event["groups"]
+        for group in range(first, last + 1):
+            self._admitted[group] = event["version"]
+
+    def _sample_of(self, sequence: int) -> _Sample:
+        return self._samples[sequence // (1 + self.began["judge_calls"])]
+
+    def _on_dispatched(self, event: Event) -> None:
+        sample = self._sample_of(event["sequence"])
+        prompt = event["context"] - event["resumed"]
+        if event["role"] == Role.ROLLOUT:
+            sample.prompt = prompt
+        else:
+            sample.judge_prompt = prompt
+        left = self._left.pop(event["sequence"], None)
+        if left is not None and left[0] != event["lease"] and left[1] in ("shift", "rebalance"):
+            self.migrations += event["resumed"] > 0
+        owner = self._leases[event["lease"]]
+        owner.running += 1
+        if owner.running == 1:
+            self._account(owner, event["t"])
+
+    def _on_requeued(self, event: Event) -> None:
+        self._left[event["sequence"]] = (event["lease"], event["why"])
+        self._one_less(event)
+
+    def _on_finished(self, event: Event) -> None:
+        sample = self._sample_of(event["sequence"])
+        if event["role"] == Role.ROLLOUT:
+            sample.response = event["tokens"]
+            sample.oldest = event["oldest"]
+        else:
+            sample.judgements.append(event["tokens"])
+        self._one_less(event)
+
+    def _one_less(self, event: Event) -> None:
+        owner = self._leases.get(event["lease"])
+        if owner is not None:
+            owner.running -= 1
+            if owner.running == 0:
+                self._account(owner, event["t"])
+
+    def _on_scored(self, event: Event) -> None:
+        sample = self._samples[event["sample"]]
+        sample.reward, sample.true = event["reward"], event["true"]
+
+    # ------------------------------------------------------------------------------- training steps
+
+    def _on_taken(self, event: Event) -> None:
+        self._batch = event["groups"]
+        self._taken_ns = event["t"]
+
+    def _on_train_began(self, event: Event) -> None:
+        self._train_began_ns = event["t"]
+        self._train(event, True)
+
+    def _on_train_ended(self, event: Event) -> None:
+        self._train(event, False)
+
+    def _on_train_lost(self, event: Event) -> None:
+        for owner in self._leases.values():
+            if owner.role == Role.TRAIN and owner.running:
+                owner.running = 0
+                self._account(owner, event["t"])
+
+    def _train(self, event: Event, running: bool) -> None:
+        owner = self._leases.get(event["lease"])
+        if owner is not None:
+            owner.running = int(running)
+            self._account(owner, event["t"])
+
+    def _on_published(self, event: Event) -> None:
+        now, step = event["t"], event["version"] - 1
+        per_group = self.began["samples_per_group"]
+        samples = []
+        for group in self._batch:
+            for index in range(per_group):
+                sample = self._samples.pop(group * per_group + index)
+                sample.admitted = self._admitted[group]
+                samples.append(sample)
+        staleness = [step - sample.oldest for sample in samples]
+        self._staleness.extend(staleness)
+        self._work.append(
+            [
+                SampleWork(s.admitted, s.prompt, s.response, s.judge_prompt, tuple(s.judgements))
+                for s in samples
+            ]
+        )
+        judged = [length for sample in samples for length in sample.judgements]
+        self.steps.append(
+            {
+                "step": step,
+                "step_s": (now - self._last_publish_ns) / NS,
+                "reward": _mean([s.reward for s in samples]),
+                "true_accuracy": _mean([s.true for s in samples]),
+                "response_tokens_mean": _mean([s.response for s in samples]),
+                "response_tokens_max": max(s.response for s in samples),
+                "judge_tokens_mean": _mean(judged),
+                "policy_tokens": sum(s.response for s in samples),
+                "judge_tokens": sum(judged),
+                "staleness_mean": _mean(staleness),
+                "staleness_max": max(staleness),
+                "wait_for_batch_s": max(0.0, (self._taken_ns - self._last_publish_ns) / NS),
+                "wait_for_trainer_s": (self._train_began_ns - self._taken_ns) / NS,
+                "train_s": (now - self._train_began_ns) / NS,
+                "published_s": now / NS,
+                **{f"learn_{k}": v for k, v in _mean_stats(event["stats"]).items()},
+            }
+        )
+        self._last_publish_ns = now
+
+    # ------------------------------------------------------------------------------- device time
+
+    def _account(self, owner: _Owner, now: int) -> None:
+        """Close the interval that ends now and open the next one."""
+        if owner.share is not None:
+            self._device_ns[owner.share] += (now - owner.since) * owner.devices
+        owner.since = now
+        if owner.updating:
+            owner.share = "shifting"
+        elif owner.role == "shift":
+            owner.share = "shifting" if owner.running else None
+        else:
+            owner.share = owner.role if owner.running else None
+
+    def _on_lease(self, event: Event) -> None:
+        epoch, state = event["lease"], event["state"]
+        if state == "active":
+            self._leases[epoch] = _Owner(event["role"], len(event["devices"]), since=event["t"])
+        elif state in ("released", "lost") and epoch in self._leases:
+            owner = self._leases[epoch]
+            owner.running, owner.updating = 0, False
+            self._account(owner, event["t"])
+            if state == "released":
+                del self._leases[epoch]
+
+    def _on_updating(self, event: Event) -> None:
+        self._update(event, True)
+
+    def _on_updated(self, event: Event) -> None:
+        self._update(event, False)
+
+    def _update(self, event: Event, updating: bool) -> None:
+        owner = self._leases.get(event["lease"])
+        if owner is not None:
+            owner.updating = updating
+            self._account(owner, event["t"])
+
+    def _on_shift_began(self, event: Event) -> None:
+        devices = {d for side in ("sources", "targets") for _, owned in event[side] for d in owned}
+        self._shifts[event["shift"]] = _Owner("shift", len(devices), since=event["t"])
+        self._phase_began[event["shift"]] = event["t"]
+
+    def _on_shift_phase(self, event: Event) -> None:
+        owner, now = self._shifts[event["shift"]], event["t"]
+        took = (now - self._phase_began[event["shift"]]) / NS
+        self._phases[event["phase"]].append(took)
+        self._phase_device_s[event["phase"]] += took * owner.devices
+        self._phase_began[event["shift"]] = now
+        if event["phase"] == "drain":
+            owner.running = 1
+            self._account(owner, now)
+
+    def _on_shift_ended(self, event: Event) -> None:
+        owner = self._shifts.pop(event["shift"])
+        owner.running = 0
+        self._account(owner, event["t"])
+        began = self._phase_began.pop(event["shift"])
+        if event["ok"]:
+            self._shift_s.append((event["t"] - began) / NS)
+        else:
+            self._failed_shifts += 1
+
+    def _on_device_lost(self, event: Event) -> None:
+        self._losses += 1
+
+    # ------------------------------------------------------------------------------- the summary
+
+    def summary(self) -> dict[str, Any]:
+        """The run's numbers; the schema is documented in docs/results-format.md."""
+        began, makespan_s = self.began, self._last_publish_ns / NS
+        policy = sum(step["policy_tokens"] for step in self.steps)
+        judge = sum(step["judge_tokens"] for step in self.steps)
+        phases = {
+            phase: {"mean_s": _mean(took), "device_s": self._phase_device_s[phase]}
+            for phase, took in self._phases.items()
+        }
+        return {
+            "summary_schema": SUMMARY_SCHEMA,
+            **{key: began[key] for key in ("kind_of_numbers", "system", "model", "policy", "judge")},
+            **{key: began[key] for key in ("seed", "gpus", "staleness_bound", "token_scale", "provisional")},
+            "makespan_s": makespan_s,
+            "lower_bound_s": lower_bound_s(self._work, _floor(began["floor"])),
+            "weights_sha256": self.ended.get("weights_sha256"),
+            "migrations": self.migrations,
+            "shifts": len(self._shift_s),
+            "failed_shifts": self._failed_shifts,
+            "device_losses": self._losses,
+            "shift_phases": phases,
+            "tokens_per_s": {
+                "policy": _per(policy, makespan_s),
+                "judge": _per(judge, makespan_s),
+                "total": _per(policy + judge, makespan_s),
+                "total_per_gpu": _per(policy + judge, makespan_s * began["gpus"]),
+            },
+            "gpu_time_share": self._shares(),
+            "realised_staleness": {
+                "max": max(self._staleness, default=0),
+                "mean": _mean(self._staleness) or 0.0,
+            },
+            "step_s_mean": _mean([step["step_s"] for step in self.steps]),
+            "steps": self.steps,
+        }
+
+    def _shares(self) -> dict[str, float]:
+        end = self._last_publish_ns
+        total = end * self.began["gpus"]
+        used = dict(self._device_ns)
+        for owner in [*self._leases.values(), *self._shifts.values()]:
+            if owner.share is not None:
+                used[owner.share] = used.get(owner.share, 0.0) + (end - owner.since) * owner.devices
+        shares = {name: used.get(name, 0.0) / total if total else 0.0 for name in SHARES[:-1]}
+        return {**shares, "idle": 1.0 - sum(shares.values())}
+
+
+def _floor(raw: dict[str, Any]) -> Floor:
+    serving = {role: ServingFloor(**raw["serving"][role]) for role in SERVING}
+    return Floor(**{**raw, "serving": serving})
+
+
+def _mean(values: list[Any]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _mean_stats(stats: list[dict[str, float]]) -> dict[str, float]:
+    names = stats[0] if stats else {}
+    return {name: sum(one[name] for one in stats) / len(stats) for name in names}
+
+
+def _per(amount: float, seconds: float) -> float:
+    return amount / seconds if seconds else 0.0

@@ -1,0 +1,167 @@
+"""The contract that every backend keeps, and that `tests/contract` checks on each of them.
+
+| the runtime calls   | and may rely on                                                              |
+|---------------------|------------------------------------------------------------------------------|
+| `shift`             | yields the phases PARK .. READY in order; raises `WorkerLost` if a device dies |
+| `serving(lease)`    | a worker for an ACTIVE serving lease; tokens of a sequence arrive in order     |
+| `training(lease)`   | a worker for the ACTIVE training lease; `begin` forgets an unfinished step     |
+| `restart(device)`   | returns when a lost device can be leased again                                 |
+| `lose(device)`      | kills what runs on a device (fault injection): its workers raise `WorkerLost`  |
+
+Every chunk carries the lease epoch under which it was made, so that an answer which arrives after its
+lease has ended is recognised and dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from systems.batching import Batch, MicroBatch
+from systems.types import Kind, Lease, PhaseDone, Prompt, Role, Sequence, Shift
+
+
+class WorkerLost(RuntimeError):
+    """Workers on these devices are gone, with all state that was not streamed or stored."""
+
+    def __init__(self, devices: Collection[int], why: str) -> None:
+        super().__init__(f"devices {sorted(devices)}: {why}")
+        self.devices = tuple(sorted(devices))
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A sequence as a serving worker gets it. `tokens` is what was generated before, `length` of them."""
+
+    id: int
+    epoch: int
+    role: Role
+    sample: int
+    key: int
+    prompt: Prompt
+    length: int
+    tokens: tuple[int, ...] = ()
+
+    @property
+    def context_tokens(self) -> int:
+        return self.prompt.length + self.length
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChunk:
+    """`count` new tokens of a sequence, written by policy version `version`.
+
+    `serial` counts a worker's streamed chunks from 0, so that a lost or doubled one is noticed; it is
+    -1 on chunks that `abort` returns.
+    """
+
+    sequence: int
+    epoch: int
+    version: int
+    count: int
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    serial: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Finished(TokenChunk):
+    """The last chunk of a sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLoad:
+    """What a serving worker holds, as last known."""
+
+    sequences: int
+    kv_tokens: float
+    generated_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrainStats:
+    """What one optimizer step reports; empty where nothing real was computed."""
+
+    values: dict[str, float] = field(default_factory=dict)
+
+
+class ServingWorker(Protocol):
+    """One replica of the policy or of the judge."""
+
+    def submit(self, work: Work) -> None: ...
+
+    async def abort(self, sequences: Collection[int]) -> list[TokenChunk]:
+        """Stop these and return their tokens that were not streamed yet; ended ones are absent."""
+        ...
+
+    def stream(self) -> AsyncIterator[TokenChunk]:
+        """Chunks as they come; ends when the worker is closed, raises `WorkerLost` when it dies."""
+        ...
+
+    async def update(self, version: int) -> None:
+        """Load a policy version. The worker holds no sequences while it does."""
+        ...
+
+    async def ping(self) -> int:
+        """How many chunks were put into the stream so far."""
+        ...
+
+    def load(self) -> WorkerLoad: ...
+
+    def close(self) -> None: ...
+
+
+class TrainingWorker(Protocol):
+    """The training unit. Gradients are summed in micro-batch order wherever they were computed."""
+
+    async def begin(self, batch: Batch) -> None: ...
+
+    async def accumulate(self, micro: MicroBatch) -> None: ...
+
+    async def step(self) -> TrainStats:
+        """One optimizer step over what was accumulated since the last one."""
+        ...
+
+    async def publish(self) -> int:
+        """Make the new policy version available to all; returns it."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Backend(Protocol):
+    """A cluster, real or not."""
+
+    kind: Kind
+
+    def start(self) -> None:
+        """Called once, on the running loop, before anything else."""
+        ...
+
+    def shift(self, shift: Shift, version: int) -> AsyncIterator[PhaseDone]:
+        """Carry out PARK to READY for a drained shift; rollout targets load policy `version`."""
+        ...
+
+    def serving(self, lease: Lease) -> ServingWorker: ...
+
+    def training(self, lease: Lease) -> TrainingWorker: ...
+
+    async def restart(self, device: int) -> None: ...
+
+    def lose(self, device: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def work_of(sequence: Sequence, epoch: int) -> Work:
+    return Work(
+        id=sequence.id,
+        epoch=epoch,
+        role=sequence.role,
+        sample=sequence.sample.id,
+        key=sequence.key,
+        prompt=sequence.prompt,
+        length=sequence.length,
+        tokens=tuple(sequence.tokens),
+    )

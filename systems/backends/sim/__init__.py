@@ -1,0 +1,1 @@
+"""A simulated cluster: durations from a cost model, in virtual time, on the real runtime."""

@@ -1,0 +1,103 @@
+"""The simulated cluster: replicas, a training unit and shifts under a cost model and virtual time.
+
+With a `LengthSource` that generates real text and a `Learner` that computes real gradients the same
+class is the co-simulated backend.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from systems.backends.sim.cost import ClusterCost
+from systems.backends.sim.lengths import LengthSource
+from systems.backends.sim.lifeline import Lifeline
+from systems.backends.sim.serving import SimReplica
+from systems.backends.sim.training import Learner, SimTrainer
+from systems.types import SERVING, Kind, Lease, PhaseDone, Role, Shift, Step
+
+
+class SimBackend:
+    """A cluster whose durations come from `cost`, lengths from `lengths` and gradients from `learner`."""
+
+    def __init__(self, kind: Kind, cost: ClusterCost, lengths: LengthSource, learner: Learner) -> None:
+        self.kind = kind
+        self.cost = cost
+        self._lengths = lengths
+        self._learner = learner
+        self._slow: dict[int, float] = {}
+        self._owner: dict[int, SimReplica | SimTrainer | Lifeline] = {}  # what runs on a device now
+
+    def start(self) -> None:
+        asyncio.get_running_loop()
+
+    async def shift(self, shift: Shift, version: int) -> AsyncIterator[PhaseDone]:
+        life = Lifeline(shift.devices)
+        for device in shift.devices:
+            self._owner[device] = life
+        for step in (Step.PARK, Step.RELEASE, Step.LOAD, Step.WARM, Step.READY):
+            moved = self._bytes(step, shift)
+            if self._applies(step, shift):
+                seconds = self.cost.phase_s[step] + moved / self.cost.host_bandwidth
+                await life.sleep(seconds * self._slowdown(shift.devices))
+            yield PhaseDone(step, round(moved))
+
+    def _applies(self, step: Step, shift: Shift) -> bool:
+        """PARK is for training state; giving up needs a source, taking on needs a target."""
+        if step is Step.PARK:
+            return any(source.role is Role.TRAIN for source in shift.sources)
+        return bool(shift.sources if step is Step.RELEASE else shift.targets)
+
+    def _bytes(self, step: Step, shift: Shift) -> float:
+        """The most bytes that one device moves in this phase."""
+        if step is Step.PARK:
+            parked = [self.cost.train_bytes(len(s.devices)) for s in shift.sources if s.role is Role.TRAIN]
+            return max(parked, default=0.0)
+        if step is Step.LOAD:
+            return max(
+                (
+                    self.cost.serving_bytes(target.role)
+                    if target.role in SERVING
+                    else self.cost.train_bytes(len(target.devices))
+                    for target in shift.targets
+                ),
+                default=0.0,
+            )
+        return 0.0
+
+    def serving(self, lease: Lease) -> SimReplica:
+        devices = lease.placement.devices
+        replica = SimReplica(
+            self.cost.serving[lease.role], self._lengths, lease.version, devices,
+            self.cost.update_s(), self._slowdown,
+        )  # fmt: skip
+        self._owner.update(dict.fromkeys(devices, replica))
+        return replica
+
+    def training(self, lease: Lease) -> SimTrainer:
+        devices = lease.placement.devices
+        trainer = SimTrainer(self.cost, self._learner, devices, self._slowdown)
+        self._owner.update(dict.fromkeys(devices, trainer))
+        return trainer
+
+    async def restart(self, device: int) -> None:
+        await asyncio.sleep(self.cost.control_s["restart"])
+
+    def lose(self, device: int) -> None:
+        owner = self._owner.get(device)
+        if isinstance(owner, Lifeline):
+            owner.end(f"device {device} was lost during a shift")
+        elif owner is not None:
+            owner.lose(f"device {device} was lost")
+
+    def slow(self, device: int, factor: float) -> None:
+        """From now on everything on this device takes `factor` times as long (fault injection)."""
+        self._slow[device] = factor
+
+    def _slowdown(self, devices: tuple[int, ...]) -> float:
+        return max((self._slow.get(device, 1.0) for device in devices), default=1.0)
+
+    def close(self) -> None:
+        pass
+
+

@@ -1,0 +1,137 @@
+"""The legal transitions of leases, sequences and samples. An illegal one raises, always.
+
+    lease     LOADING -> ACTIVE -> DRAINING -> RELEASED; any live state -> LOST
+    sequence  WAITING -> RUNNING -> DONE; RUNNING -> WAITING on migration, interruption or loss
+    sample    ROLLING -> JUDGING -> SCORED -> BATCHED -> TRAINED; any unfinished phase -> DROPPED
+
+Every sequence ends exactly once and every device has one owner: both are checked here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import TypeVar
+
+from systems.types import (
+    Lease,
+    LeaseState,
+    Placement,
+    Sample,
+    SamplePhase,
+    Segment,
+    Sequence,
+    SequencePhase,
+)
+
+
+class IllegalTransition(RuntimeError):
+    """A state machine was asked for an edge that it does not have: a bug, never a user's error."""
+
+
+LEASE: Mapping[LeaseState, tuple[LeaseState, ...]] = {
+    LeaseState.LOADING: (LeaseState.ACTIVE, LeaseState.LOST),
+    LeaseState.ACTIVE: (LeaseState.DRAINING, LeaseState.LOST),
+    LeaseState.DRAINING: (LeaseState.RELEASED, LeaseState.LOST),
+    LeaseState.RELEASED: (),
+    LeaseState.LOST: (),
+}
+SEQUENCE: Mapping[SequencePhase, tuple[SequencePhase, ...]] = {
+    SequencePhase.WAITING: (SequencePhase.RUNNING, SequencePhase.DROPPED),
+    SequencePhase.RUNNING: (SequencePhase.WAITING, SequencePhase.DONE),
+    SequencePhase.DONE: (),
+    SequencePhase.DROPPED: (),
+}
+SAMPLE: Mapping[SamplePhase, tuple[SamplePhase, ...]] = {
+    SamplePhase.ROLLING: (SamplePhase.JUDGING, SamplePhase.DROPPED),
+    SamplePhase.JUDGING: (SamplePhase.SCORED, SamplePhase.DROPPED),
+    SamplePhase.SCORED: (SamplePhase.BATCHED, SamplePhase.DROPPED),
+    SamplePhase.BATCHED: (SamplePhase.TRAINED,),
+    SamplePhase.TRAINED: (),
+    SamplePhase.DROPPED: (),
+}
+
+S = TypeVar("S", bound=StrEnum)
+
+
+def _check(table: Mapping[S, tuple[S, ...]], what: str, now: S, to: S) -> S:
+    if to not in table[now]:
+        raise IllegalTransition(f"{what}: {now} -> {to}")
+    return to
+
+
+def move_lease(lease: Lease, to: LeaseState) -> None:
+    if to is LeaseState.RELEASED and lease.running:
+        raise IllegalTransition(f"lease {lease.epoch} released with {len(lease.running)} sequences on it")
+    lease.state = _check(LEASE, f"lease {lease.epoch}", lease.state, to)
+
+
+def move_sample(sample: Sample, to: SamplePhase) -> None:
+    sample.phase = _check(SAMPLE, f"sample {sample.id}", sample.phase, to)
+
+
+def dispatch(sequence: Sequence, lease: Lease) -> None:
+    """WAITING -> RUNNING on an active replica of the right role and a young enough version."""
+    if lease.state is not LeaseState.ACTIVE or lease.role is not sequence.role:
+        raise IllegalTransition(
+            f"sequence {sequence.id} ({sequence.role}) sent to a {lease.state} {lease.role} lease"
+        )
+    if lease.version < sequence.min_version:
+        raise IllegalTransition(
+            f"sequence {sequence.id} needs version {sequence.min_version}, lease has {lease.version}"
+        )
+    sequence.phase = _check(SEQUENCE, f"sequence {sequence.id}", sequence.phase, SequencePhase.RUNNING)
+    sequence.lease_epoch = lease.epoch
+    lease.running[sequence.id] = sequence
+
+
+def extend(
+    sequence: Sequence, version: int, count: int, tokens: Iterable[int] = (), logprobs: Iterable[float] = ()
+) -> None:
+    """Append `count` tokens written by `version`; a change of version starts a new segment."""
+    if sequence.phase is not SequencePhase.RUNNING:
+        raise IllegalTransition(f"sequence {sequence.id} is {sequence.phase} and got tokens")
+    if count <= 0:
+        return
+    start, stop = sequence.length, sequence.length + count
+    segments = sequence.segments
+    if segments and segments[-1].version == version:
+        segments[-1] = Segment(version, segments[-1].start, stop)
+    else:
+        segments.append(Segment(version, start, stop))
+    sequence.length = stop
+    sequence.tokens.extend(tokens)
+    sequence.logprobs.extend(logprobs)
+
+
+def leave(sequence: Sequence, lease: Lease, to: SequencePhase) -> None:
+    """RUNNING -> DONE, or back to WAITING with its tokens kept."""
+    if sequence.lease_epoch != lease.epoch or sequence.id not in lease.running:
+        raise IllegalTransition(f"sequence {sequence.id} is not on lease {lease.epoch}")
+    sequence.phase = _check(SEQUENCE, f"sequence {sequence.id}", sequence.phase, to)
+    sequence.lease_epoch = -1
+    del lease.running[sequence.id]
+
+
+def check_owners(leases: Iterable[Lease]) -> None:
+    """Every device has at most one owner among live leases."""
+    owner: dict[int, Lease] = {}
+    for lease in leases:
+        if lease.state in (LeaseState.RELEASED, LeaseState.LOST):
+            continue
+        for device in lease.placement.devices:
+            if device in owner:
+                raise IllegalTransition(
+                    f"device {device} is owned by leases {owner[device].epoch} and {lease.epoch}"
+                )
+            owner[device] = lease
+
+
+def check_plan(placements: Iterable[Placement]) -> None:
+    """Placements do not share devices."""
+    seen: set[int] = set()
+    for placement in placements:
+        for device in placement.devices:
+            if device in seen:
+                raise IllegalTransition(f"plan gives device {device} to two placements")
+            seen.add(device)

@@ -1,0 +1,208 @@
+"""Forward pass of Qwen3 and Qwen3-MoE: one class for training (fp32) and serving (fp64).
+
+Invariants
+* The mathematics is that of `transformers`' Qwen3ForCausalLM / Qwen3MoeForCausalLM (tested against it).
+* Parameters are kept fused (qkv, gate+up, experts stacked) because at this size the cost of a step is
+  the number of operators, not their arithmetic; `weights.py` converts to and from standard names.
+* A row's result must not depend on who else is in the batch. In fp32 it does on a CPU (GEMM kernels
+  differ by shape); in fp64, with log-probabilities rounded to fp32, no difference has been observed.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from systems.model.config import ModelConfig
+
+
+class RmsNorm(nn.Module):
+    """x / rms(x) * weight over the last dimension."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.width = (width,)
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.width, self.weight, self.eps)
+
+
+class DenseFfn(nn.Module):
+    """SwiGLU with gate and up projections fused."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_up = nn.Parameter(torch.empty(2 * config.ffn, config.hidden))
+        self.down = nn.Parameter(torch.empty(config.hidden, config.ffn))
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = F.linear(x, self.gate_up).chunk(2, -1)
+        return F.linear(F.silu(gate) * up, self.down)
+
+
+class MoeFfn(nn.Module):
+    """Top-k routed experts, normalised weights, one GEMM pair per expert that has tokens.
+
+    Each token's k contributions are summed in slot order, so a token's result does not depend on
+    which other tokens share its experts. After a forward pass with gradients `aux` holds the
+    load-balancing loss of the batch (Switch Transformer form: experts * sum(f * p) / k).
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.k = config.experts_per_token
+        self.router = nn.Parameter(torch.empty(config.experts, config.hidden))
+        self.gate_up = nn.Parameter(torch.empty(config.experts, 2 * config.expert_ffn, config.hidden))
+        self.down = nn.Parameter(torch.empty(config.experts, config.hidden, config.expert_ffn))
+        self.aux: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = x.shape
+        x = x.reshape(-1, shape[-1])
+        probs = F.linear(x, self.router).softmax(-1)
+        weight, expert = probs.topk(self.k, -1)
+        weight = weight / weight.sum(-1, keepdim=True)
+        experts = len(self.router)
+        if torch.is_grad_enabled():
+            chosen = torch.zeros_like(probs).scatter_(1, expert, 1.0).mean(0)
+            self.aux = experts * (chosen * probs.mean(0)).sum() / self.k
+        flat = expert.reshape(-1)
+        order = flat.argsort(stable=True)
+        rows = x[order // self.k]
+        outputs = []
+        start = 0
+        for index, count in enumerate(torch.bincount(flat, minlength=experts).tolist()):
+            if count:
+                gate, up = F.linear(rows[start : start + count], self.gate_up[index]).chunk(2, -1)
+                outputs.append(F.linear(F.silu(gate) * up, self.down[index]))
+            start += count
+        slots = x.new_empty(len(flat), shape[-1]).index_copy(0, order, torch.cat(outputs))
+        return (slots.view(-1, self.k, shape[-1]) * weight.unsqueeze(-1)).sum(1).view(shape)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding, rotate-half convention, over the whole head."""
+    first, second = x.chunk(2, -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+class Block(nn.Module):
+    """Pre-norm decoder layer. Attention normalises q and k per head before the rotation."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.norm_attention = RmsNorm(config.hidden, config.rms_eps)
+        self.norm_ffn = RmsNorm(config.hidden, config.rms_eps)
+        self.norm_q = RmsNorm(config.head_dim, config.rms_eps)
+        self.norm_k = RmsNorm(config.head_dim, config.rms_eps)
+        self.qkv = nn.Parameter(torch.empty(config.qkv_width, config.hidden))
+        self.out = nn.Parameter(torch.empty(config.hidden, config.heads * config.head_dim))
+        self.ffn: DenseFfn | MoeFfn = MoeFfn(config) if config.is_moe else DenseFfn(config)
+
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q [..., heads, d], k and v [..., kv_heads, d], with q and k normalised and rotated."""
+        c = self.config
+        qkv = F.linear(self.norm_attention(x), self.qkv).unflatten(-1, (-1, c.head_dim))
+        q, k, v = qkv.split([c.heads, c.kv_heads, c.kv_heads], -2)
+        return rotate(self.norm_q(q), cos, sin), rotate(self.norm_k(k), cos, sin), v
+
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        """Output projection and feed-forward, both with their residual."""
+        x = x + F.linear(attended, self.out)
+        return x + self.ffn(self.norm_ffn(x))
+
+    def causal(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Self-attention from position 0. x [B, T, hidden]; returns x and k, v [B, kv_heads, T, d]."""
+        c = self.config
+        q, k, v = self.project(x, cos, sin)
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
+        repeat = c.heads // c.kv_heads
+        attended = F.scaled_dot_product_attention(
+            q.transpose(1, 2),
+            k.repeat_interleave(repeat, 1),
+            v.repeat_interleave(repeat, 1),
+            is_causal=True,
+        )
+        return self.finish(x, attended.transpose(1, 2).flatten(2)), k, v
+
+    def cached(
+        self, x: Tensor, cos: Tensor, sin: Tensor, rows: Tensor, position: Tensor,
+        keys: Tensor, values: Tensor, bias: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """One new token a row. x [B, hidden]; writes keys/values [S, kv_heads, L, d] at `position`.
+
+        `bias` [B, 1, 1, L'] is 0 where the row may attend and -inf elsewhere; rows are 0..B-1.
+        """
+        c = self.config
+        batch, length = len(x), bias.shape[-1]
+        q, k, v = self.project(x, cos, sin)
+        keys[rows, :, position] = k
+        values[rows, :, position] = v
+        grouped = q.reshape(batch, c.kv_heads, c.heads // c.kv_heads, c.head_dim)
+        score = grouped @ keys[:batch, :, :length].transpose(-1, -2)
+        weight = (score * (1.0 / math.sqrt(c.head_dim)) + bias).softmax(-1)
+        attended = weight @ values[:batch, :, :length]
+        return self.finish(x, attended.reshape(batch, -1))
+
+
+class Qwen3(nn.Module):
+    """A decoder-only language model. Parameters are uninitialised until weights are loaded."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Parameter(torch.empty(config.vocab, config.hidden))
+        self.blocks = nn.ModuleList([Block(config) for _ in range(config.layers)])
+        self.norm = RmsNorm(config.hidden, config.rms_eps)
+        self.head = nn.Parameter(torch.empty(config.vocab, config.hidden))
+        half = torch.arange(0, config.head_dim, 2).float() / config.head_dim
+        angle = torch.arange(config.max_positions).float()[:, None] / config.rope_theta**half
+        self.register_buffer("cos", angle.cos()[:, None], persistent=False)  # [positions, 1, d/2]
+        self.register_buffer("sin", angle.sin()[:, None], persistent=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Logits [B, T, vocab] for right-padded ids [B, T]; causal, positions from 0."""
+        length = ids.shape[1]
+        x = self.embedding[ids]
+        for block in self.blocks:
+            x, _, _ = block.causal(x, self.cos[:length], self.sin[:length])
+        return F.linear(self.norm(x), self.head)
+
+    def aux_loss(self) -> Tensor:
+        """Sum over layers of the last forward's load-balancing loss (0 for a dense model)."""
+        total = self.embedding.new_zeros(())
+        for block in self.blocks:
+            if isinstance(block.ffn, MoeFfn) and block.ffn.aux is not None:
+                total = total + block.ffn.aux
+        return total
+
+    def prefill(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """Logits [B, vocab] after each row's last token, and per-layer k, v [B, kv_heads, T, d]."""
+        width = ids.shape[1]
+        x = self.embedding[ids]
+        caches = []
+        for block in self.blocks:
+            x, k, v = block.causal(x, self.cos[:width], self.sin[:width])
+            caches.append((k, v))
+        last = x[torch.arange(len(ids)), lengths - 1]
+        return F.linear(self.norm(last), self.head), caches
+
+    def decode(self, ids: Tensor, position: Tensor, cache: list[tuple[Tensor, Tensor]], span: int) -> Tensor:
+        """Logits [B, vocab] for one new token a row at `position` [B], attending to `span` slots."""
+        rows = torch.arange(len(ids))
+        x = self.embedding[ids]
+        cos, sin = self.cos[position], self.sin[position]
+        bias = x.new_zeros(len(ids), 1, 1, span)
+        bias.masked_fill_(torch.arange(span) > position[:, None, None, None], -torch.inf)
+        for block, (keys, values) in zip(self.blocks, cache, strict=True):
+            x = block.cached(x, cos, sin, rows, position, keys, values, bias)
+        return F.linear(self.norm(x), self.head)

@@ -1,0 +1,240 @@
+"""One RL pipeline for every system: admit -> rollout -> judge -> batch -> train -> publish.
+
+| loop  | consumes            | waits for                      | unblocked by            |
+|-------|---------------------|--------------------------------|-------------------------|
+| admit | prompts             | the staleness bound            | a published version     |
+| judge | finished sequences  | the next one                   | a serving replica       |
+| train | scored groups       | a full batch, a training unit  | `judge`, a shift        |
+
+Which devices do the work, when they change roles and what that costs is not visible from here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from statistics import fmean as mean
+from typing import Protocol, TypeVar
+
+from systems import lifecycle
+from systems.backends.base import TrainingWorker, TrainStats, WorkerLost
+from systems.batching import Batch, canonical_batch
+from systems.clock import NS_PER_S, now_ns
+from systems.runtime import Runtime
+from systems.staleness import Admission
+from systems.types import (
+    Coming,
+    EventSink,
+    Group,
+    Prompt,
+    Recipe,
+    Role,
+    Sample,
+    SamplePhase,
+    Sequence,
+    SequencePhase,
+)
+
+
+T = TypeVar("T")
+
+
+class Workload(Protocol):
+    """What is asked, how it is judged, and what the judge's text is worth."""
+
+    def prompt(self, group: int) -> Prompt:
+        """The prompt of a group: the same for every system, whatever happened before."""
+        ...
+
+    def judge_prompt(self, sample: Sample) -> Prompt:
+        """What the judge reads: it contains the response."""
+        ...
+
+    def verdict(self, judgement: Sequence) -> float | None:
+        """The reward that a judgement's text gives; None where text is not real."""
+        ...
+
+    def truth(self, sample: Sample) -> float | None:
+        """1 or 0 as the response is right, for the record only; None where that is unknown."""
+        ...
+
+
+class Pipeline:
+    """Runs `recipe.steps` RL steps of `workload` on `runtime`."""
+
+    def __init__(self, recipe: Recipe, workload: Workload, runtime: Runtime, log: EventSink) -> None:
+        self.recipe = recipe
+        self.workload = workload
+        self.runtime = runtime
+        self.log = log
+        self.admission = Admission(recipe)
+        self.version = 0
+        self.runtime.progress.coming = self._coming
+        self._published = asyncio.Event()
+        self._scored = asyncio.Event()
+
+    async def run(self) -> None:
+        async with self.runtime, asyncio.TaskGroup() as loops:
+            admit = loops.create_task(self.admit())
+            judge = loops.create_task(self.judge())
+            await self.train()
+            self.runtime.progress.finished = True
+            admit.cancel()
+            judge.cancel()
+
+    async def admit(self) -> None:
+        for batch in range(self.recipe.steps):
+            while not self.admission.admits(batch, self.version):
+                self._published.clear()
+                await self._published.wait()
+            groups = [self._group(batch * self.recipe.prompts + i) for i in range(self.recipe.prompts)]
+            self.log.emit(
+                "batch.admitted", now_ns(), batch=batch, version=self.version,
+                groups=[groups[0].id, groups[-1].id],
+            )  # fmt: skip
+            responses = [sample.response for group in groups for sample in group.samples if sample.response]
+            self.runtime.serving.submit(responses)
+
+    async def judge(self) -> None:
+        while True:
+            sequence = await self.runtime.serving.finished.get()
+            if sequence.role is Role.ROLLOUT:
+                self._ask_judge(sequence.sample)
+            else:
+                self._hear_judge(sequence.sample)
+
+    async def train(self) -> None:
+        for version in range(self.recipe.steps):
+            groups = await self._next_batch(version)
+            stats = await self._train_until_published(canonical_batch(groups, version, self.recipe))
+            self._publish(groups, stats)
+
+    # ------------------------------------------------------------------------------- admission
+
+    def _group(self, group_id: int) -> Group:
+        group = Group(group_id, self.workload.prompt(group_id), self.version)
+        for index in range(self.recipe.samples):
+            sample = Sample(group_id * self.recipe.samples + index, group)
+            sample.response = self._sequence(sample, 0, Role.ROLLOUT, group.prompt)
+            group.samples.append(sample)
+        group.rolling = len(group.samples)
+        self.admission.admit(group)
+        return group
+
+    def _sequence(self, sample: Sample, index: int, role: Role, prompt: Prompt) -> Sequence:
+        """The response (index 0) or a judgement of a sample; ids depend on nothing but the sample."""
+        sequence_id = sample.id * (1 + self.recipe.judge_calls) + index
+        oldest = sample.group.admitted_version if role is Role.ROLLOUT else -1
+        return Sequence(sequence_id, sample, role, prompt, key=sequence_id, min_version=oldest)
+
+    # ------------------------------------------------------------------------------- judging
+
+    def _ask_judge(self, sample: Sample) -> None:
+        lifecycle.move_sample(sample, SamplePhase.JUDGING)
+        prompt = self.workload.judge_prompt(sample)
+        calls = self.recipe.judge_calls
+        sample.judgements = [self._sequence(sample, 1 + i, Role.REWARD, prompt) for i in range(calls)]
+        sample.group.rolling -= 1
+        sample.group.judging += 1
+        self.runtime.serving.submit(sample.judgements)
+
+    def _hear_judge(self, sample: Sample) -> None:
+        if any(other.phase is not SequencePhase.DONE for other in sample.judgements):
+            return
+        verdicts = [v for v in map(self.workload.verdict, sample.judgements) if v is not None]
+        sample.reward = sum(verdicts) / len(verdicts) if verdicts else None
+        sample.true_accuracy = self.workload.truth(sample)
+        lifecycle.move_sample(sample, SamplePhase.SCORED)
+        self.log.emit(
+            "sample.scored", now_ns(), sample=sample.id, reward=sample.reward, true=sample.true_accuracy
+        )
+        sample.group.judging -= 1
+        if all(other.phase is SamplePhase.SCORED for other in sample.group.samples):
+            self.admission.score(sample.group)
+            self._show_progress()
+            self._scored.set()
+
+    def _show_progress(self) -> None:
+        self.runtime.progress.batch_ready = self.admission.ready(self.version)
+        self.runtime.changed()
+
+    def _coming(self) -> tuple[Coming, ...]:
+        batches = []
+        for groups in self.admission.coming():
+            rolling, judging = sum(g.rolling for g in groups), sum(g.judging for g in groups)
+            batches.append(Coming(rolling, judging, len(groups) * self.recipe.samples - rolling - judging))
+        return tuple(batches)
+
+    # ------------------------------------------------------------------------------- training
+
+    async def _next_batch(self, version: int) -> list[Group]:
+        while not self.admission.ready(version):
+            self._scored.clear()
+            await self._scored.wait()
+        groups = self.admission.take(version)
+        for group in groups:
+            for sample in group.samples:
+                lifecycle.move_sample(sample, SamplePhase.BATCHED)
+        self.log.emit("batch.taken", now_ns(), step=version, groups=[group.id for group in groups])
+        self._observe_lengths(groups)
+        return groups
+
+    def _observe_lengths(self, groups: list[Group]) -> None:
+        """A whole batch is free of the bias of what merely finished first."""
+        samples = [sample for group in groups for sample in group.samples]
+        responses = [sample.response.length for sample in samples if sample.response]
+        judgements = [judgement for sample in samples for judgement in sample.judgements]
+        self.runtime.observe(
+            length_mean={
+                Role.ROLLOUT: mean(responses),
+                Role.REWARD: mean(judgement.length for judgement in judgements),
+            },
+            prompt_mean={
+                Role.ROLLOUT: mean(group.prompt.length for group in groups),
+                Role.REWARD: mean(judgement.prompt.length for judgement in judgements),
+            },
+        )
+
+    async def _train_until_published(self, batch: Batch) -> list[TrainStats]:
+        """Train on whatever unit there is; if it is lost, begin the whole step again."""
+        while True:
+            try:
+                async with self.runtime.training_unit() as (unit, lease):
+                    began = now_ns()
+                    self.log.emit("train.began", began, step=batch.version, lease=lease.epoch)
+                    stats = await self._train_on(unit, batch)
+                    self.version = await self._in_time(unit.publish())
+                    took_s = (now_ns() - began) / NS_PER_S
+                    self.log.emit("train.ended", now_ns(), step=batch.version, lease=lease.epoch)
+                    self.runtime.observe(train_device_s=took_s * len(lease.placement.devices))
+                    return stats
+            except WorkerLost as lost:
+                self.log.emit("train.lost", now_ns(), step=batch.version, why=str(lost))
+
+    async def _train_on(self, unit: TrainingWorker, batch: Batch) -> list[TrainStats]:
+        stats = []
+        await self._in_time(unit.begin(batch))
+        for mini_batch in batch.mini_batches:
+            for micro_batch in mini_batch:
+                await self._in_time(unit.accumulate(micro_batch))
+            stats.append(await self._in_time(unit.step()))
+        return stats
+
+    async def _in_time(self, request: Awaitable[T]) -> T:
+        """A training unit that does not answer is lost like one that died."""
+        try:
+            async with asyncio.timeout(self.runtime.deadlines.train_s):
+                return await request
+        except TimeoutError:
+            raise WorkerLost((), "the training unit does not answer") from None
+
+    def _publish(self, groups: list[Group], stats: list[TrainStats]) -> None:
+        for group in groups:
+            for sample in group.samples:
+                lifecycle.move_sample(sample, SamplePhase.TRAINED)
+        self.log.emit(
+            "version.published", now_ns(), version=self.version, stats=[one.values for one in stats]
+        )
+        self._show_progress()
+        self.runtime.serving.publish(self.version)
+        self._published.set()

@@ -1,0 +1,282 @@
+"""What a plan would bring: candidates, a fluid forecast of the next publishes, the price of shifting.
+
+The objective of a split is T, the predicted time until the next two publishes. It is found by letting
+the outstanding work flow through the roles:
+
+    d(rollouts)/dt   = -n / (L * ITL(n per replica))     lengths are taken as memoryless, so n sequences
+    d(judgements)/dt = the same for the judge            always have n * L tokens to go, and the tail of
+    training starts with a full batch                    a step shows as an exponential decay
+
+A block that changes its role works for nobody during `shift_s`. A split is followed for as long as it
+makes progress; when it makes none (a batch is ready and nobody trains, or only roles without devices
+have work) the best balanced split takes over, and pays for its own shift. So every split has a finite
+T, and "all devices roll out now, judges come later" is compared fairly with a balanced one. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+
+from systems.layouts import count
+from systems.types import LeaseState, Role, View
+
+HORIZON_PUBLISHES = 2
+SLICE = 0.5  # share of a role's outstanding work that a slice of the forecast may complete
+MAX_SLICES = 200  # a forecast that is not done by then is as good as infinite
+MIN_GAIN = 0.05  # of T: below it a forecast's own error decides (source: artifact-template)
+SIGMAS = 2.0  # a gain within two standard deviations of the forecast is not a gain
+
+Split = Mapping[Role, int]  # blocks a role
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """T of a split, and the standard deviation that the randomness of lengths gives it."""
+
+    time_s: float
+    sigma_s: float
+
+
+class _Rate:
+    """How fast one role completes sequences, given replicas and how many are outstanding."""
+
+    __slots__ = ("_context", "_fits", "_length", "_per_block", "_speed")
+
+    def __init__(self, view: View, role: Role) -> None:
+        estimates = view.estimates
+        self._speed = estimates.speed[role]
+        self._length = estimates.length_mean[role]
+        self._context = estimates.prompt_mean[role] + self._length / 2
+        self._fits = max(
+            1.0, min(self._speed.max_running, self._speed.kv_capacity_tokens / self._context)
+        )
+        self._per_block = view.layout.block / view.layout.width[role]
+
+    def each(self, blocks: int, outstanding: float) -> tuple[float, float]:
+        """Sequences that run, and completions per second of each of them."""
+        replicas = blocks * self._per_block
+        if outstanding <= 0 or replicas < 1:
+            return 0.0, 0.0
+        running = min(outstanding, self._fits * replicas)
+        batch = max(1.0, running / replicas)
+        speed = self._speed
+        itl = speed.a * batch * self._context + max(speed.b, speed.c * batch) + speed.d
+        return running, 1.0 / (itl * self._length)
+
+
+class _Flow:
+    """The state of a forecast: sequences (as fractions) by the batch that they will be in.
+
+    All rollouts of a replica run side by side; judgements are served in the order of their batches.
+    """
+
+    def __init__(self, view: View) -> None:
+        recipe, training = view.recipe, view.training
+        self.calls = recipe.judge_calls
+        self.batch = float(recipe.prompts * recipe.samples)
+        self.rolling = [float(batch.rolling) for batch in view.coming]
+        self.judging = [float(batch.judging * self.calls) for batch in view.coming]
+        admitted = min(recipe.steps, training.version + recipe.staleness + 1)
+        self.to_admit = recipe.steps - admitted
+        self.rollout, self.reward = _Rate(view, Role.ROLLOUT), _Rate(view, Role.REWARD)
+        self.train_device_s = view.estimates.train_device_s
+        self.block = view.layout.block
+        self.training_s: float | None = None  # device-seconds that the present step still takes
+        self.publishes = 0
+        self.time_s = 0.0
+        if training.started_ns is not None:
+            unit = sum(len(replica.placement.devices) for replica in view.of(Role.TRAIN))
+            done = (view.now_ns - training.started_ns) / 1e9 * unit
+            self.training_s = max(0.05 * self.train_device_s, self.train_device_s - done)
+
+    @property
+    def trainable(self) -> bool:
+        if self.training_s is not None:
+            return True
+        return bool(self.rolling) and self.rolling[0] + self.judging[0] < 0.5
+
+    def stuck(self, split: Split) -> bool:
+        """Does this split leave all that could be done to roles without devices?"""
+        if self.trainable and not split[Role.TRAIN]:
+            return True
+        rolls = split[Role.ROLLOUT] and any(self.rolling)
+        judges = split[Role.REWARD] and any(self.judging)
+        return not ((self.trainable and split[Role.TRAIN]) or rolls or judges)
+
+    def advance(self, train: int, rollout: int, reward: int, limit_s: float) -> None:
+        """One slice: as long as rates hold about, at most `limit_s`."""
+        if self.training_s is None and train and self.trainable:
+            del self.rolling[0], self.judging[0]
+            self.training_s = self.train_device_s
+        rolling, judging = sum(self.rolling), sum(self.judging)
+        rolled, roll_rate = self.rollout.each(rollout, rolling)
+        judged, judge_rate = self.reward.each(reward, judging)
+        slice_s = limit_s
+        if roll_rate:
+            slice_s = min(slice_s, max(1.0, SLICE * rolled) / (rolled * roll_rate))
+        if judge_rate:
+            slice_s = min(slice_s, max(1.0, SLICE * judged) / (judged * judge_rate))
+        if self.training_s is not None and train:
+            slice_s = min(slice_s, self.training_s / (train * self.block))
+        self.time_s += slice_s
+        if slice_s == math.inf:
+            return
+        share = rolled / rolling * (1.0 - math.exp(-roll_rate * slice_s)) if rolled else 0.0
+        done = 1.0 - math.exp(-judge_rate * slice_s) if judged else 0.0
+        for index, waiting in enumerate(self.judging):
+            running = min(waiting, judged)
+            judged -= running
+            left = waiting - running * done
+            staying = _settled(self.rolling[index] * (1.0 - share))
+            moved = self.rolling[index] - staying
+            self.rolling[index] = staying
+            self.judging[index] = _settled(left) + moved * self.calls
+        if self.training_s is not None and train:
+            self.training_s -= slice_s * train * self.block
+            if self.training_s <= 1e-9:
+                self.training_s = None
+                self.publishes += 1
+                if self.to_admit > 0:
+                    self.to_admit -= 1
+                    self.rolling.append(self.batch)
+                    self.judging.append(0.0)
+
+
+def _settled(amount: float) -> float:
+    return amount if amount >= 0.5 else 0.0
+
+
+def forecast(
+    view: View, now: Split, split: Split, base: Split, limit_s: float = math.inf
+) -> Forecast:
+    """T if the cluster, now split as `now`, is split as `split` and later as `base`.
+
+    A forecast that exceeds `limit_s` is not pursued: its time is infinite.
+    """
+    wanted = min(HORIZON_PUBLISHES, max(1, view.recipe.steps - view.training.version))
+    flow = _Flow(view)
+    shift_s = view.estimates.shift_s
+    before, after = now, split
+    ready_s = shift_s if any(now[role] != split[role] for role in Role) else 0.0
+    on_base = split == base
+    for _ in range(MAX_SLICES):
+        if flow.publishes >= wanted or flow.time_s > limit_s:
+            break
+        if flow.time_s < ready_s:
+            kept = [min(before[role], after[role]) for role in (Role.TRAIN, Role.ROLLOUT, Role.REWARD)]
+            flow.advance(*kept, ready_s - flow.time_s)
+        elif not on_base and flow.stuck(after):
+            before, after, on_base = after, base, True
+            ready_s = flow.time_s + shift_s
+        else:
+            flow.advance(after[Role.TRAIN], after[Role.ROLLOUT], after[Role.REWARD], math.inf)
+    time_s = flow.time_s if flow.publishes >= wanted else math.inf
+    spread = max(view.estimates.length_cv.values()) / math.sqrt(flow.batch)
+    return Forecast(time_s, spread * time_s)
+
+
+def candidates(view: View, starts: Sequence[Split], largest: int | None = None) -> list[Split]:
+    """Splits worth a forecast: one transfer between two roles away from each of `starts`.
+
+    Transfers come in powers of two (up to `largest`), so their number grows with the logarithm of the
+    cluster. While a step is being trained on, the training unit stays as it is: it cannot be resized
+    half-way.
+    """
+    smallest = -(-view.layout.train_min // view.layout.block)
+    fixed = starts[0][Role.TRAIN] if view.training.started_ns is not None else None
+    found: dict[tuple[int, ...], Split] = {}
+
+    def add(split: dict[Role, int]) -> None:
+        train = split[Role.TRAIN]
+        if (train == 0 or train >= smallest) and (fixed is None or train == fixed):
+            found.setdefault(tuple(split[role] for role in Role), split)
+
+    for start in starts:
+        add(dict(start))
+        for donor, receiver in permutations(Role, 2):
+            for amount in _amounts(start[donor]):
+                if largest is None or amount <= largest:
+                    add({**start, donor: start[donor] - amount, receiver: start[receiver] + amount})
+    return list(found.values())
+
+
+def _amounts(most: int) -> list[int]:
+    amounts = [1 << i for i in range(most.bit_length()) if 1 << i < most]
+    return [*amounts, most] if most else []
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The split to have, the balanced split to fall back on, and why."""
+
+    split: Split
+    base: Split
+    why: str
+
+
+def choose(view: View, now: Split, base: Split) -> Choice:
+    """The best split if its gain exceeds its price, else the present one.
+
+    `base` is improved by one transfer of one block at a time, so it follows the workload. A split that
+    makes no progress from the start is not a choice; if the present one makes none, the best of the
+    others is taken whatever it costs.
+    """
+    if view.training.started_ns is None:
+        near = [split for split in candidates(view, [base], largest=1) if all(split.values())]
+        base = min(near, key=lambda split: forecast(view, now, split, split).time_s)
+    flow = _Flow(view)
+    moving = [split for split in candidates(view, [now, base]) if not flow.stuck(split)]
+    if not moving:
+        return Choice(now, base, "keep: nothing to do")
+    stuck = flow.stuck(now)
+    present = Forecast(math.inf, math.inf) if stuck else forecast(view, now, now, base)
+    best, best_forecast = now, present
+    for split in moving:
+        predicted = forecast(view, now, split, base, best_forecast.time_s)
+        if predicted.time_s < best_forecast.time_s:
+            best, best_forecast = split, predicted
+    if best == now:
+        return Choice(now, base, "keep: no split is faster")
+    if stuck:
+        return Choice(best, base, f"stuck: T {best_forecast.time_s:.1f} s")
+    gain_s = present.time_s - best_forecast.time_s
+    price_s = max(MIN_GAIN * present.time_s, SIGMAS * best_forecast.sigma_s)
+    if gain_s > price_s:
+        return Choice(best, base, f"shift: T {present.time_s:.1f} -> {best_forecast.time_s:.1f} s")
+    return Choice(now, base, f"keep: gain {gain_s:.1f} s is below {price_s:.1f} s")
+
+
+def rearrange(view: View, roles: Sequence[Role], split: Split) -> tuple[Role, ...]:
+    """Block roles with the counts of `split` that differ from `roles` as little as possible.
+
+    Of a donor's blocks those with the fewest running sequences go first; ties by position.
+    """
+    changed = list(roles)
+    load = _block_load(view)
+    have = count(roles)
+    spare = [
+        index
+        for role in Role
+        for index in sorted(
+            (i for i, r in enumerate(roles) if r is role), key=lambda i: (load.get(i, 0), -i)
+        )[: max(0, have[role] - split[role])]
+    ]
+    for role in Role:
+        for _ in range(max(0, split[role] - have[role])):
+            changed[spare.pop(0)] = role
+    return tuple(changed)
+
+
+def _block_load(view: View) -> dict[int, int]:
+    first = view.layout.devices[0].id
+    load: dict[int, int] = {}
+    for replica in view.replicas:
+        if replica.state is LeaseState.ACTIVE:
+            for device in replica.placement.devices:
+                index = (device - first) // view.layout.block
+                load[index] = load.get(index, 0) + replica.running
+    return load
+

@@ -1,0 +1,47 @@
+"""Pivot: blocks of devices shift among rollout, reward and training whenever that pays.
+
+The planner forecasts the time of the next two publishes for a few splits; this policy keeps the roles
+of blocks, asks the planner at most once a cooldown, and lets the training unit come and go as one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from systems.layouts import count, place_blocks, template_roles
+from systems.planner import choose, rearrange
+from systems.types import Layout, Plan, Role, View
+
+COOLDOWN_NS = 10 * 1_000_000_000  # between changes of mind (source: artifact-template)
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """The role of each block, when one last changed, and the balanced split to fall back on."""
+
+    roles: tuple[Role, ...]
+    base: tuple[tuple[Role, int], ...]
+    changed_ns: int | None = None
+
+
+class Pivot:
+    """Resource-shiftable organisation."""
+
+    name = "pivot"
+    default_staleness = 2
+
+    def begin(self, layout: Layout) -> Blocks:
+        roles = template_roles(layout)
+        return Blocks(roles, tuple(count(roles).items()))
+
+    def plan(self, view: View, memory: Blocks) -> tuple[Plan, Blocks]:
+        starved = view.training.batch_ready and Role.TRAIN not in memory.roles
+        rested_ns = (memory.changed_ns + COOLDOWN_NS) if memory.changed_ns is not None else 0
+        if view.shifting or (view.now_ns < rested_ns and not starved):
+            revisit = rested_ns if view.now_ns < rested_ns else None
+            return Plan(place_blocks(view.layout, memory.roles), why="cooldown", revisit_ns=revisit), memory
+        choice = choose(view, count(memory.roles), dict(memory.base))
+        roles = rearrange(view, memory.roles, choice.split)
+        changed_ns = view.now_ns if roles != memory.roles else memory.changed_ns
+        memory = Blocks(roles, tuple(choice.base.items()), changed_ns)
+        return Plan(place_blocks(view.layout, roles), why=choice.why), memory

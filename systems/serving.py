@@ -1,0 +1,348 @@
+"""Sequences on replicas: queues, dispatch, migration, publishing. The same for rollout and reward.
+
+| task    | consumes            | waits for                        | unblocked by                   |
+|---------|---------------------|----------------------------------|--------------------------------|
+| pump    | one worker's stream | chunks                           | the worker; ends with its lease |
+| watch   | one serving lease   | `silence_s` without a chunk      | time                           |
+| update  | one rollout lease   | its sequences to leave           | `publish`                      |
+
+Invariants
+* A sequence is in one queue or on one lease, and ends exactly once (`lifecycle` raises otherwise).
+* A chunk counts only if its lease is live, its epoch matches and its serial is the next one. A gap
+  means that an answer was lost: the worker is then given up, because its state is unknown.
+* A sequence that leaves a replica keeps its tokens and goes to the front of its queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from systems import lifecycle
+from systems.backends.base import (
+    Backend,
+    Finished,
+    ServingWorker,
+    TokenChunk,
+    WorkerLoad,
+    WorkerLost,
+    work_of,
+)
+from systems.clock import now_ns, to_ns
+from systems.scheduler import Load, Waiting, assign, rebalance
+from systems.types import (
+    SERVING,
+    Estimates,
+    EventSink,
+    How,
+    Lease,
+    LeaseState,
+    Publishing,
+    Role,
+    Sequence,
+    SequencePhase,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """When silence becomes a fault, in seconds."""
+
+    silence_s: float = 120.0  # a replica with work that says nothing is asked whether it lives
+    late_s: float = 30.0  # an answer on its way may take this long; far above any real delay
+    reply_s: float = 300.0  # any single request; well above the slowest shift that others measured
+    train_s: float = 7200.0  # one micro-batch or optimizer step
+
+
+class AnswerLost(WorkerLost):
+    """A worker's stream has a gap: what it holds is unknown, so it is given up."""
+
+
+@dataclass(slots=True)
+class _Seat:
+    """A lease with its worker and what was heard from it. `idle` and `busy` are opposites while it lives."""
+
+    lease: Lease
+    worker: ServingWorker
+    heard_ns: int
+    received: int = 0
+    update: asyncio.Task[None] | None = None
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    busy: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Serving:
+    """All serving replicas and the sequences that wait for them or run on them."""
+
+    def __init__(
+        self, backend: Backend, log: EventSink, publishing: Publishing, deadlines: Deadlines,
+        estimates: Callable[[], Estimates],
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        changed: Callable[[], None],
+        lost: Callable[[Lease, WorkerLost], None],
+    ) -> None:  # fmt: skip
+        self.version = 0
+        self.finished: asyncio.Queue[Sequence] = asyncio.Queue()
+        self.waiting: dict[Role, deque[Sequence]] = {role: deque() for role in SERVING}
+        self._backend = backend
+        self._log = log
+        self._publishing = publishing
+        self._deadlines = deadlines
+        self._estimates = estimates
+        self._spawn = spawn
+        self._changed = changed
+        self._lost = lost
+        self.idle_replicas = 0
+        self._seats: dict[int, _Seat] = {}  # by lease epoch
+        self._running = dict.fromkeys(SERVING, 0)
+        self._dispatching = dict.fromkeys(SERVING, False)
+
+    # ------------------------------------------------------------------------------- replicas
+
+    def attach(self, lease: Lease) -> None:
+        """An active replica: start listening to it and give it work."""
+        seat = _Seat(lease, self._backend.serving(lease), now_ns())
+        seat.idle.set()
+        self.idle_replicas += 1
+        self._seats[lease.epoch] = seat
+        self._spawn(self._pump(seat))
+        self._spawn(self._watch(seat))
+        if lease.role is Role.ROLLOUT and lease.version < self.version:
+            self._begin_update(seat)  # published while it was loading
+        else:
+            self._dispatch_soon(lease.role)
+            self._spawn(self._rebalance(lease.role))
+
+    async def drain(self, lease: Lease, how: How) -> None:
+        """Empty a draining replica. Raises `WorkerLost` if it dies meanwhile."""
+        seat = self._seats[lease.epoch]
+        if seat.update is not None:
+            await seat.update
+        if how is How.MIGRATE:
+            await self._vacate(seat, list(lease.running), "shift")
+        await seat.idle.wait()
+        if lease.state is LeaseState.LOST:
+            raise WorkerLost(lease.placement.devices, "lost while it drained")
+
+    def detach(self, lease: Lease) -> None:
+        """The lease has ended: whatever still ran there waits again."""
+        seat = self._seats.pop(lease.epoch)
+        self.idle_replicas -= seat.idle.is_set()
+        for sequence in reversed(list(lease.running.values())):
+            self._requeue(seat, sequence, "loss")
+        seat.worker.close()
+        seat.idle.set()
+        seat.busy.set()
+
+    def load(self, lease: Lease) -> WorkerLoad:
+        return self._seats[lease.epoch].worker.load()
+
+    def holds(self, lease: Lease) -> bool:
+        """Is this lease attached?"""
+        return lease.epoch in self._seats
+
+    def running(self, role: Role) -> int:
+        return self._running[role]
+
+    def outstanding(self, role: Role) -> int:
+        return len(self.waiting[role]) + self._running[role]
+
+    # ------------------------------------------------------------------------------- sequences
+
+    def submit(self, sequences: Iterable[Sequence]) -> None:
+        for sequence in sequences:
+            self.waiting[sequence.role].append(sequence)
+            self._dispatch_soon(sequence.role)
+        self._changed()
+
+    def _dispatch_soon(self, role: Role) -> None:
+        """Dispatch once after everything that happens at this moment."""
+        if not self._dispatching[role]:
+            self._dispatching[role] = True
+            asyncio.get_running_loop().call_soon(self._dispatch, role)
+
+    def _dispatch(self, role: Role) -> None:
+        self._dispatching[role] = False
+        queue = self.waiting[role]
+        if not queue:
+            return
+        estimates = self._estimates()
+        queued = (Waiting(s.id, s.min_version, s.context_tokens) for s in queue)
+        growth = estimates.length_mean[role] / 2  # on average half of a sequence is still to come
+        loads = [self._load(seat) for seat in self._open(role)]
+        for sequence_id, epoch in assign(queued, loads, estimates.speed[role], growth):
+            sequence = queue.popleft()
+            assert sequence.id == sequence_id
+            seat = self._seats[epoch]
+            lifecycle.dispatch(sequence, seat.lease)
+            self._running[role] += 1
+            if seat.idle.is_set():
+                self.idle_replicas -= 1
+                seat.heard_ns = now_ns()
+                seat.idle.clear()
+                seat.busy.set()
+            seat.worker.submit(work_of(sequence, epoch))
+            self._log.emit(
+                "sequence.dispatched", now_ns(), sequence=sequence.id, role=role, lease=epoch,
+                context=sequence.context_tokens, resumed=sequence.length,
+            )  # fmt: skip
+        self._changed()
+
+    def _open(self, role: Role) -> Iterator[_Seat]:
+        """Replicas that may be given work now, oldest first."""
+        for seat in self._seats.values():
+            lease = seat.lease
+            if lease.role is role and lease.state is LeaseState.ACTIVE and not lease.updating:
+                yield seat
+
+    def _load(self, seat: _Seat) -> Load:
+        lease = seat.lease
+        return Load(lease.epoch, lease.version, len(lease.running), seat.worker.load().kv_tokens)
+
+    async def _pump(self, seat: _Seat) -> None:
+        try:
+            async for chunk in seat.worker.stream():
+                self._take(seat, chunk)
+        except WorkerLost as lost:
+            self._lost(seat.lease, lost)
+
+    def _take(self, seat: _Seat, chunk: TokenChunk) -> None:
+        """One streamed chunk: count it, or drop it if it is stale or doubled."""
+        lease = seat.lease
+        if lease.epoch not in self._seats or chunk.epoch != lease.epoch or chunk.serial < seat.received:
+            self._log.emit("chunk.dropped", now_ns(), sequence=chunk.sequence, lease=chunk.epoch)
+            return
+        if chunk.serial > seat.received:
+            raise AnswerLost(lease.placement.devices, f"answer {seat.received} of its worker was lost")
+        seat.received += 1
+        seat.heard_ns = now_ns()
+        sequence = lease.running.get(chunk.sequence)
+        if sequence is None:
+            return  # aborted just before
+        lifecycle.extend(sequence, chunk.version, chunk.count, chunk.tokens, chunk.logprobs)
+        if isinstance(chunk, Finished):
+            self._leave(seat, sequence, SequencePhase.DONE)
+            self._log.emit(
+                "sequence.finished", now_ns(), sequence=sequence.id, role=sequence.role,
+                lease=lease.epoch, tokens=sequence.length,
+                oldest=sequence.segments[0].version if sequence.segments else -1,
+                segments=len(sequence.segments),
+            )  # fmt: skip
+            self.finished.put_nowait(sequence)
+            if self.waiting[lease.role]:
+                self._dispatch_soon(lease.role)
+            self._changed()
+
+    def _leave(self, seat: _Seat, sequence: Sequence, to: SequencePhase) -> None:
+        lifecycle.leave(sequence, seat.lease, to)
+        self._running[sequence.role] -= 1
+        if not seat.lease.running and seat.lease.epoch in self._seats:
+            seat.busy.clear()
+            seat.idle.set()
+            self.idle_replicas += 1
+
+    async def _watch(self, seat: _Seat) -> None:
+        """A replica that has work and stays silent is asked; one that cannot account for it is lost."""
+        deadlines, lease = self._deadlines, seat.lease
+        silence_ns = to_ns(deadlines.silence_s)
+        try:
+            while lease.epoch in self._seats:
+                await seat.busy.wait()
+                await asyncio.sleep(deadlines.silence_s)
+                if not lease.running or now_ns() - seat.heard_ns < silence_ns:
+                    continue
+                async with asyncio.timeout(deadlines.reply_s):
+                    sent = await seat.worker.ping()
+                if sent > seat.received:
+                    await asyncio.sleep(deadlines.late_s)
+                if sent > seat.received:
+                    raise AnswerLost(lease.placement.devices, f"answer {seat.received} never came")
+        except TimeoutError:
+            self._lost(lease, WorkerLost(lease.placement.devices, "does not answer"))
+        except WorkerLost as lost:
+            self._lost(lease, lost)
+
+    # ------------------------------------------------------------------------------- migration
+
+    async def _vacate(self, seat: _Seat, sequences: list[int], why: str) -> None:
+        """Abort these on their replica and put them back into the queue, tokens kept."""
+        if not sequences:
+            return
+        async with asyncio.timeout(self._deadlines.reply_s):
+            chunks = await seat.worker.abort(sequences)
+        leaving = []
+        for chunk in chunks:
+            sequence = seat.lease.running.get(chunk.sequence)
+            if sequence is not None:
+                lifecycle.extend(sequence, chunk.version, chunk.count, chunk.tokens, chunk.logprobs)
+                leaving.append(sequence)
+        for sequence in reversed(leaving):
+            self._requeue(seat, sequence, why)
+        self._changed()
+
+    def _requeue(self, seat: _Seat, sequence: Sequence, why: str) -> None:
+        self._leave(seat, sequence, SequencePhase.WAITING)
+        self.waiting[sequence.role].appendleft(sequence)
+        self._log.emit(
+            "sequence.requeued", now_ns(), sequence=sequence.id, role=sequence.role,
+            lease=seat.lease.epoch, why=why, tokens=sequence.length,
+        )  # fmt: skip
+        self._dispatch_soon(sequence.role)
+
+    async def _rebalance(self, role: Role) -> None:
+        """After a replica has come: move sequences to it from the fullest, where that pays."""
+        await asyncio.sleep(0)  # let the waiting ones be dispatched first
+        estimates = self._estimates()
+        loads = [self._load(seat) for seat in self._open(role)]
+        if self.waiting[role] or not loads:
+            return
+        remaining = estimates.length_mean[role] / 2
+        for move in rebalance(loads, estimates.speed[role], remaining, estimates.reprefill_s):
+            seat = self._seats.get(move.source)
+            if seat is None or seat.lease.state is not LeaseState.ACTIVE or seat.lease.updating:
+                continue
+            cheap = sorted(seat.lease.running.values(), key=lambda s: (s.context_tokens, s.id))
+            try:
+                await self._vacate(seat, [sequence.id for sequence in cheap[: move.count]], "rebalance")
+            except WorkerLost as lost:
+                self._lost(seat.lease, lost)
+
+    # ------------------------------------------------------------------------------- publishing
+
+    def publish(self, version: int) -> None:
+        """A new policy version: every rollout replica loads it, as soon as its sequences allow."""
+        self.version = version
+        for seat in list(self._open(Role.ROLLOUT)):
+            self._begin_update(seat)
+
+    def _begin_update(self, seat: _Seat) -> None:
+        if not seat.lease.updating:
+            seat.lease.updating = True
+            seat.update = self._spawn(self._update(seat))
+
+    async def _update(self, seat: _Seat) -> None:
+        lease = seat.lease
+        try:
+            while lease.version < self.version:
+                version = self.version
+                if self._publishing is Publishing.INTERRUPT:
+                    await self._vacate(seat, list(lease.running), "publish")
+                await seat.idle.wait()
+                if lease.state is LeaseState.LOST:
+                    return
+                self._log.emit("lease.updating", now_ns(), lease=lease.epoch, version=version)
+                async with asyncio.timeout(self._deadlines.reply_s):
+                    await seat.worker.update(version)
+                lease.version = version
+                self._log.emit("lease.updated", now_ns(), lease=lease.epoch, version=version)
+        except WorkerLost as lost:
+            self._lost(lease, lost)
+        except TimeoutError:
+            self._lost(lease, WorkerLost(lease.placement.devices, "did not load a version in time"))
+        finally:
+            lease.updating = False
+            seat.update = None
+            self._dispatch_soon(lease.role)

@@ -1,0 +1,95 @@
+"""The staleness bound: who may be admitted, and who goes into a batch. Enforced here and nowhere else.
+
+A version is one RL step, published atomically. Batch b is consumed when the trainer is at version b.
+The staleness of a sample is that version minus the version of its oldest policy token, and may never
+exceed the bound H:
+
+    admission   a group of batch b is admitted once version >= b - H
+    membership  oldest admitted version first, then completion order
+    waiting     the trainer waits for older groups before it takes younger ones; nothing is dropped
+
+Why older versions come first without exception: by version v, (v + H + 1) batches are admitted, all of
+which must be consumed by version v + H. There is exactly one place for each, so a younger group taken
+early would leave an older one without a place in time. Completion order decides only within a version:
+among the (H + 1) batches that are admitted at version 0, and wherever a version admits several.
+"""
+
+from __future__ import annotations
+
+from systems.types import Group, Recipe
+
+
+class StalenessViolated(RuntimeError):
+    """A sample older than the bound was about to be trained on: a bug, never a user's error."""
+
+
+class Admission:
+    """Admitted and complete groups, and the batches made of them."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self._admitted: dict[int, Group] = {}  # in admission order, until batched
+        self._scored: dict[int, Group] = {}  # in completion order, until batched
+
+    def admits(self, batch: int, version: int) -> bool:
+        """May the groups of batch `batch` be admitted at this version?"""
+        return version >= batch - self.recipe.staleness
+
+    def admit(self, group: Group) -> None:
+        self._admitted[group.id] = group
+
+    def score(self, group: Group) -> None:
+        """All samples of an admitted group have their reward."""
+        assert group.id in self._admitted, f"group {group.id} was scored but is not admitted"
+        self._scored[group.id] = group
+
+    def ready(self, version: int) -> bool:
+        """Is there a batch for the trainer?"""
+        missing = self.recipe.prompts
+        for groups in self._by_version().values():
+            complete = sum(group.id in self._scored for group in groups)
+            if complete < min(missing, len(groups)):
+                return False
+            missing -= min(missing, len(groups))
+            if not missing:
+                return True
+        return False
+
+    def _by_version(self) -> dict[int, list[Group]]:
+        """Groups that are not batched yet, by the version at which they were admitted, oldest first."""
+        found: dict[int, list[Group]] = {}
+        for group in self._admitted.values():
+            found.setdefault(group.admitted_version, []).append(group)
+        return found
+
+    def coming(self) -> list[list[Group]]:
+        """Admitted groups in the batches that they will make, most complete ones first in a version."""
+        order = [
+            group
+            for groups in self._by_version().values()
+            for group in sorted(groups, key=lambda g: (g.rolling + g.judging, g.rolling, g.id))
+        ]
+        size = self.recipe.prompts
+        return [order[i : i + size] for i in range(0, len(order), size)]
+
+    def take(self, version: int) -> list[Group]:
+        """The batch consumed at `version`, in group order. Requires `ready(version)`."""
+        assert self.ready(version)
+        completion = {group_id: order for order, group_id in enumerate(self._scored)}
+        by_age = sorted(
+            self._scored.values(), key=lambda group: (group.admitted_version, completion[group.id])
+        )
+        batch = sorted(by_age[: self.recipe.prompts], key=lambda group: group.id)
+        for group in batch:
+            del self._scored[group.id]
+            del self._admitted[group.id]
+            for sample in group.samples:
+                self.check(sample.oldest_version, version, sample.id)
+        return batch
+
+    def check(self, oldest: int, version: int, sample_id: int) -> None:
+        if not 0 <= version - oldest <= self.recipe.staleness:
+            raise StalenessViolated(
+                f"sample {sample_id} was begun at version {oldest} and is consumed at {version}; "
+                f"the bound is {self.recipe.staleness}"
+            )

@@ -1,0 +1,135 @@
+"""Model groups: a policy, a judge, a cluster and a workload under one name, from `groups/*.toml`.
+
+Everything that `--set table.key=value` can change is a field here; unknown keys are errors.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from systems.backends.sim.cost import Architecture
+from systems.types import Publishing
+
+HERE = Path(__file__).parent
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+
+
+class Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
+
+
+class Pair(Table):
+    """Which models, and on how many devices one replica of each runs."""
+
+    policy: str
+    judge: str
+    policy_tp: Count
+    judge_tp: Count
+
+
+class Cluster(Table):
+    """Devices, and the template split among the roles (in devices)."""
+
+    gpus: Count
+    train: Count
+    rollout: Count
+    reward: Count
+    hardware: str = "h20"
+    gpus_per_node: Count = 8
+    max_running: Count = 256  # sequences a replica decodes together (vLLM's default)
+    token_scale: Count = 1
+
+
+class Workload(Table):
+    """The RL step. Defaults are the paper's (source: artifact-template)."""
+
+    prompts: Count = 128
+    samples: Annotated[int, Field(ge=2)] = 16  # group-normalised advantages need two
+    mini_batches: Count = 4  # mini-batches of 32 prompts
+    micro_batch_samples: Count = 64
+    judge_calls: Count = 1
+    publishing: Publishing | None = None  # default: interrupt, and drain at staleness 0
+
+
+class Lengths(Table):
+    """Priors of a simulated workload's lengths, in tokens. Provisional; no public trace exists.
+
+    Responses are lognormal, cut at the cap; a judgement's log-mean is linear in the response's log
+    length. Caps: artifact-template. Levels: inference (see docs/workloads.md).
+    """
+
+    prompt_mean: Positive = 200.0
+    response_median: Positive = 1500.0
+    response_sigma: NotNegative = 1.0
+    response_cap: Count = 15_000
+    judge_at_1k: Positive = 3000.0  # median judgement of a 1,000-token response
+    judge_slope: NotNegative = 0.3
+    judge_sigma: NotNegative = 0.6
+    judge_cap: Count = 20_000
+
+
+class Learning(Table):
+    """GRPO on the real models (source of clip, TIS and mini-batches: artifact-template)."""
+
+    lr: Positive = 1e-6
+    clip_low: Positive = 0.2
+    clip_high: Positive = 0.28
+    tis_cap: Positive = 2.0
+    kl: NotNegative = 0.0
+    temperature: Positive = 1.0
+    grad_clip: Positive = 1.0
+    max_new_tokens: Count = 224
+    judge_max_new_tokens: Count = 240
+
+
+class Faults(Table):
+    """Injected faults, drawn from the run's seed: how many, and within which time."""
+
+    losses: Annotated[int, Field(ge=0)] = 0
+    within_s: Positive = 600.0
+
+
+class Real(Table):
+    """Directories of real models, relative to this package."""
+
+    policy: str
+    judge: str
+
+
+class ModelGroup(Table):
+    """One `groups/NAME.toml`, resolved."""
+
+    name: str
+    description: str
+    pair: Pair
+    cluster: Cluster
+    workload: Workload = Workload()
+    lengths: Lengths = Lengths()
+    learning: Learning = Learning()
+    faults: Faults = Faults()
+    real: Real | None = None
+
+
+def group_names() -> list[str]:
+    """Smallest cluster first."""
+    loaded = [load_group(path.stem) for path in (HERE / "groups").glob("*.toml")]
+    return [group.name for group in sorted(loaded, key=lambda g: (g.cluster.gpus, g.name))]
+
+
+def load_group(name: str) -> ModelGroup:
+    raw = tomllib.loads((HERE / "groups" / f"{name}.toml").read_text())
+    return ModelGroup.model_validate({"name": name, **raw})
+
+
+def architecture(name: str) -> Architecture:
+    """A public model's architecture, from `architectures.toml`."""
+    known: dict[str, dict[str, Any]] = tomllib.loads((HERE / "architectures.toml").read_text())
+    facts = dict(known[name])
+    facts.setdefault("kv_layers", facts["layers"])
+    return Architecture(name=name, **facts)

@@ -1,0 +1,78 @@
+"""A workload without text: lengths drawn from declared priors, the same for every system.
+
+The lengths of a group come from a stream that is named by (seed, group), so they do not depend on the
+order in which a system happens to ask for them. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from functools import lru_cache
+
+from systems.backends.base import Work
+from systems.types import Prompt, Role, Sample, Sequence
+from workloads.groups import Lengths
+
+
+class SyntheticWorkload:
+    """Prompts, responses and judgements that have only a length."""
+
+    def __init__(self, lengths: Lengths, seed: int, samples: int, judge_calls: int) -> None:
+        self._lengths = lengths
+        self._seed = seed
+        self._samples = samples
+        self._calls = judge_calls
+        self._drawn = lru_cache(maxsize=4096)(self._draw)
+
+    def prompt(self, group: int) -> Prompt:
+        return Prompt(self._drawn(group)[0])
+
+    def judge_prompt(self, sample: Sample) -> Prompt:
+        assert sample.response is not None
+        return Prompt(sample.group.prompt.length + sample.response.length)
+
+    def verdict(self, judgement: Sequence) -> float | None:
+        return None
+
+    def truth(self, sample: Sample) -> float | None:
+        return None
+
+    def total_tokens(self, work: Work) -> int:
+        _, responses, judgements = self._drawn(work.sample // self._samples)
+        index = work.sample % self._samples
+        if work.role is Role.ROLLOUT:
+            return responses[index]
+        return judgements[index][work.id % (1 + self._calls) - 1]
+
+    def _draw(self, group: int) -> tuple[int, list[int], list[list[int]]]:
+        rng = random.Random(f"{self._seed}/lengths/{group}")
+        lengths = self._lengths
+        prompt = _clip(rng.lognormvariate(math.log(lengths.prompt_mean) - 0.125, 0.5), 1024)
+        responses = [
+            _clip(lengths.response_median * math.exp(lengths.response_sigma * rng.gauss(0, 1)),
+                  lengths.response_cap)
+            for _ in range(self._samples)
+        ]  # fmt: skip
+        return prompt, responses, [[self._judge(rng, r) for _ in range(self._calls)] for r in responses]
+
+    def _judge(self, rng: random.Random, response: int) -> int:
+        lengths = self._lengths
+        median = lengths.judge_at_1k * (response / 1000) ** lengths.judge_slope
+        return _clip(median * math.exp(lengths.judge_sigma * rng.gauss(0, 1)), lengths.judge_cap)
+
+
+def _clip(value: float, cap: int) -> int:
+    return max(1, min(cap, round(value)))
+
+
+def prior_means(lengths: Lengths, draws: int = 4000) -> dict[Role, float]:
+    """Mean lengths under the priors, by a fixed Monte Carlo draw: what a planner may know beforehand."""
+    workload = SyntheticWorkload(lengths, seed=-1, samples=2, judge_calls=1)
+    drawn = [workload._draw(group) for group in range(draws // 2)]
+    responses = [length for _, lengths_, _ in drawn for length in lengths_]
+    judgements = [call for _, _, judged in drawn for calls in judged for call in calls]
+    return {
+        Role.ROLLOUT: sum(responses) / len(responses),
+        Role.REWARD: sum(judgements) / len(judgements),
+    }
