@@ -6,8 +6,8 @@ import math
 import random
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-import workloads
 from harness.errors import UnfitError, UsageError
 from harness.spec import RunSpec
 from systems.backends.base import Backend
@@ -37,14 +37,12 @@ class Parts:
     learned: Learned | None = None
 
 
-class Learned:
-    """Access to what a real run has learned; implemented where weights are real."""
+class Learned(Protocol):
+    """What a run with real weights has learned."""
 
-    def weights_sha256(self) -> str:
-        raise NotImplementedError
+    def weights_sha256(self) -> str: ...
 
-    def save(self, directory: Path) -> None:
-        raise NotImplementedError
+    def save(self, directory: Path) -> None: ...
 
 
 def build(spec: RunSpec) -> Parts:
@@ -246,5 +244,3 @@ def draw_losses(spec: RunSpec, layout: Layout) -> tuple[Fault, ...]:
     ]
     return tuple(sorted(drawn))
 
-
-MODELS = Path(workloads.__file__).parent

@@ -23,6 +23,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from harness.errors import UsageError
 from harness.spec import RunSpec
 
@@ -35,19 +37,18 @@ class EventLog:
     """Appends events to `events.jsonl`, hashes them, and shows them to observers."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("w", encoding="utf-8", newline="\n")
+        self._file = path.open("wb", buffering=1 << 20)
         self._sha = hashlib.sha256()
         self._observers: list[Callable[[Event], None]] = []
-        self._encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
     def observe(self, observer: Callable[[Event], None]) -> None:
         self._observers.append(observer)
 
     def emit(self, kind: str, now_ns: int, **fields: Any) -> None:
         event = {"t": now_ns, "kind": kind, **fields}
-        line = self._encode(event) + "\n"
+        line = orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS)
         self._file.write(line)
-        self._sha.update(line.encode())
+        self._sha.update(line)
         for observer in self._observers:
             observer(event)
         if kind == "version.published":
@@ -63,10 +64,10 @@ class EventLog:
 
 def read_events(path: Path) -> Iterator[Event]:
     """Events of a run; a last line that was cut off by a crash is left out."""
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for line in file:
-            if line.endswith("\n"):
-                yield json.loads(line)
+            if line.endswith(b"\n"):
+                yield orjson.loads(line)
 
 
 @dataclass

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from systems.types import Role
 
@@ -45,8 +46,7 @@ class Floor:
     train_step_s: float  # wall seconds of an RL step's training that no device count shortens
 
 
-@dataclass(frozen=True, slots=True)
-class SampleWork:
+class SampleWork(NamedTuple):
     """One trained sample: lengths in tokens, and the version at which its group was admitted."""
 
     admitted_version: int

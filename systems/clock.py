@@ -2,24 +2,26 @@
 
 Invariants
 * Time is a whole number of nanoseconds; timers that are due together run in the order they were set.
+* Everything that is ready at a moment runs, with all that it makes ready, before the clock moves and
+  before a timer of the same moment fires: a timer for "now" means "after what is happening now".
 * Only what runs on the loop moves time: threads, file descriptors and executors are refused, because
   they would make a run depend on the machine.
-* When nothing is scheduled and nothing is ready, no progress is possible: that is `NothingScheduled`,
-  where a real loop would hang.
+* When nothing is ready and no timer is set, no progress is possible: that is `NothingScheduled`, where
+  a real loop would hang.
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
-import itertools
-import selectors
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any, NoReturn, TypeVar
 
 NS_PER_S = 1_000_000_000
+CROWDED = 1024  # cancelled timers are swept out when more than these, and more than half, are dead
 T = TypeVar("T")
 
 
@@ -29,96 +31,97 @@ class NothingScheduled(RuntimeError):
 
 def now_ns() -> int:
     """The running loop's time, virtual or real, in nanoseconds."""
+    if _virtual is not None:
+        return _virtual.now_ns
     return round(asyncio.get_running_loop().time() * NS_PER_S)
-
-
-async def sleep_ns(duration_ns: int) -> None:
-    await asyncio.sleep(duration_ns / NS_PER_S)
 
 
 def to_ns(seconds: float) -> int:
     return round(seconds * NS_PER_S)
 
 
-class _Timer(asyncio.TimerHandle):
-    """A timer that is ordered by (nanosecond, order of creation)."""
+class VirtualTimeLoop(asyncio.BaseEventLoop):
+    """An event loop in virtual time, starting at 0. It has no selector, because it never waits."""
 
-    __slots__ = ("_order",)
-
-    def __init__(
-        self, when: float, order: int, callback: Callable[..., object], args: tuple[Any, ...],
-        loop: asyncio.AbstractEventLoop, context: Context | None,
-    ) -> None:  # fmt: skip
-        super().__init__(when, callback, args, loop, context)
-        self._order = order
-
-    def __lt__(self, other: object) -> bool:
-        assert isinstance(other, _Timer)
-        return (self._when, self._order) < (other._when, other._order)
-
-
-class _Selector(selectors.BaseSelector):
-    """Never waits: a wait for the next timer becomes a jump of the loop's clock."""
+    _ready: deque[asyncio.Handle]
+    _stopping: bool
 
     def __init__(self) -> None:
-        self.loop: VirtualTimeLoop
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None:
-            raise NothingScheduled("nothing is scheduled: every task waits for another")
-        if timeout > 0:
-            self.loop.jump()
-        return []
-
-    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        return selectors.SelectorKey(fileobj, 0, events, data)  # the loop's own wake-up pipe
-
-    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
-        return selectors.SelectorKey(fileobj, 0, 0, None)
-
-    def get_map(self) -> dict[Any, selectors.SelectorKey]:
-        return {}
-
-    def get_key(self, fileobj: Any) -> selectors.SelectorKey:
-        raise KeyError(fileobj)
-
-    def close(self) -> None:
-        pass
-
-
-class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """A `SelectorEventLoop` in virtual time, starting at 0."""
-
-    _scheduled: list[_Timer]
-
-    def __init__(self) -> None:
-        selector = _Selector()
-        self._now_ns = 0
-        self._order = itertools.count()
+        super().__init__()
+        self.now_ns = 0
+        self._timers: list[tuple[int, int, asyncio.TimerHandle]] = []  # heap by (ns, order set)
+        self._set = 0  # timers ever set
+        self._dead = 0  # cancelled timers that are still in the heap
         self._home = threading.get_ident()
-        super().__init__(selector)
-        selector.loop = self
-        # Timers due at this very nanosecond run now, those a nanosecond later do not.
-        self._clock_resolution = 0.5 / NS_PER_S
 
     def time(self) -> float:
-        return self._now_ns / NS_PER_S
+        return self.now_ns / NS_PER_S
 
-    def jump(self) -> None:
-        """Move the clock to the earliest timer."""
-        self._now_ns = max(self._now_ns, round(self._scheduled[0].when() * NS_PER_S))
+    def run_forever(self) -> None:
+        # Asking asyncio for the running loop costs a system call, and time is asked for constantly.
+        global _virtual
+        outer, _virtual = _virtual, self
+        try:
+            super().run_forever()
+        finally:
+            _virtual = outer
+
+    def _run_once(self) -> None:
+        """What `BaseEventLoop` calls over and over: run all that is ready, else move the clock."""
+        ready = self._ready
+        if not ready:
+            self._jump()
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle._cancelled:  # type: ignore[attr-defined]
+                handle._run()
+
+    def _jump(self) -> None:
+        """Move the clock to the next timer, and make all timers of that moment ready."""
+        timers = self._timers
+        while timers and timers[0][2]._cancelled:  # type: ignore[attr-defined]
+            heapq.heappop(timers)
+            self._dead -= 1
+        if not timers:
+            if self._stopping:
+                return
+            raise NothingScheduled("nothing is scheduled: every task waits for another")
+        self.now_ns = when = max(self.now_ns, timers[0][0])
+        while timers and timers[0][0] <= when:
+            timer = heapq.heappop(timers)[2]
+            if timer._cancelled:  # type: ignore[attr-defined]
+                self._dead -= 1
+            else:
+                timer._scheduled = False
+                self._ready.append(timer)
+
+    def call_later(
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self._call_at_ns(self.now_ns + round(delay * NS_PER_S), callback, args, context)
 
     def call_at(
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        exact = round(when * NS_PER_S) / NS_PER_S
-        timer = _Timer(exact, next(self._order), callback, args, self, context)
-        heapq.heappush(self._scheduled, timer)
+        return self._call_at_ns(round(when * NS_PER_S), callback, args, context)
+
+    def _call_at_ns(
+        self, when: int, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
+    ) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(when / NS_PER_S, callback, args, self, context)
         timer._scheduled = True
+        heapq.heappush(self._timers, (when, self._set, timer))
+        self._set += 1
         return timer
 
-    def run_in_executor(self, *_: Any) -> NoReturn:
-        raise RuntimeError("virtual time has no executors: a thread would make the run irreproducible")
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Called by a handle's `cancel`; the heap is rebuilt when most of it is dead."""
+        if handle._scheduled:
+            self._dead += 1
+        if self._dead > CROWDED and self._dead > len(self._timers) // 2:
+            self._timers = [entry for entry in self._timers if not entry[2].cancelled()]
+            heapq.heapify(self._timers)
+            self._dead = 1  # the handle being cancelled is marked only after this call
 
     def call_soon_threadsafe(
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
@@ -127,11 +130,17 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             raise RuntimeError("virtual time takes no calls from other threads")
         return self.call_soon(callback, *args, context=context)  # a signal handler of this very thread
 
+    def run_in_executor(self, *_: Any) -> NoReturn:
+        raise RuntimeError("virtual time has no executors: a thread would make the run irreproducible")
+
     def add_reader(self, *_: Any) -> NoReturn:
         raise RuntimeError("virtual time waits for no file descriptors")
 
     def add_writer(self, *_: Any) -> NoReturn:
         raise RuntimeError("virtual time waits for no file descriptors")
+
+
+_virtual: VirtualTimeLoop | None = None  # the loop that is running, if it is a virtual one
 
 
 def run_virtual(main: Coroutine[Any, Any, T]) -> T:

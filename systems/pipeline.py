@@ -70,6 +70,7 @@ class Pipeline:
         self.admission = Admission(recipe)
         self.version = 0
         self.runtime.progress.coming = self._coming
+        self._untrained = 0  # samples of the batch that is taken and waits for a training unit
         self._published = asyncio.Event()
         self._scored = asyncio.Event()
 
@@ -155,11 +156,11 @@ class Pipeline:
             self._scored.set()
 
     def _show_progress(self) -> None:
-        self.runtime.progress.batch_ready = self.admission.ready(self.version)
+        self.runtime.progress.batch_ready = self._untrained > 0 or self.admission.ready(self.version)
         self.runtime.changed()
 
     def _coming(self) -> tuple[Coming, ...]:
-        batches = []
+        batches = [Coming(0, 0, self._untrained)] if self._untrained else []
         for groups in self.admission.coming():
             rolling, judging = sum(g.rolling for g in groups), sum(g.judging for g in groups)
             batches.append(Coming(rolling, judging, len(groups) * self.recipe.samples - rolling - judging))
@@ -175,6 +176,7 @@ class Pipeline:
         for group in groups:
             for sample in group.samples:
                 lifecycle.move_sample(sample, SamplePhase.BATCHED)
+        self._untrained = len(groups) * self.recipe.samples
         self.log.emit("batch.taken", now_ns(), step=version, groups=[group.id for group in groups])
         self._observe_lengths(groups)
         return groups
@@ -197,10 +199,13 @@ class Pipeline:
 
     async def _train_until_published(self, batch: Batch) -> list[TrainStats]:
         """Train on whatever unit there is; if it is lost, begin the whole step again."""
+        samples = self._untrained
         while True:
             try:
                 async with self.runtime.training_unit() as (unit, lease):
                     began = now_ns()
+                    self._untrained = 0
+                    self._show_progress()
                     self.log.emit("train.began", began, step=batch.version, lease=lease.epoch)
                     stats = await self._train_on(unit, batch)
                     self.version = await self._in_time(unit.publish())
@@ -209,6 +214,8 @@ class Pipeline:
                     self.runtime.observe(train_device_s=took_s * len(lease.placement.devices))
                     return stats
             except WorkerLost as lost:
+                self._untrained = samples
+                self._show_progress()
                 self.log.emit("train.lost", now_ns(), step=batch.version, why=str(lost))
 
     async def _train_on(self, unit: TrainingWorker, batch: Batch) -> list[TrainStats]:

@@ -24,7 +24,7 @@ from systems.layouts import count
 from systems.types import LeaseState, Role, View
 
 HORIZON_PUBLISHES = 2
-SLICE = 0.5  # share of a role's outstanding work that a slice of the forecast may complete
+SLICE = 0.8  # share of a role's outstanding work that a slice of the forecast may complete
 MAX_SLICES = 200  # a forecast that is not done by then is as good as infinite
 MIN_GAIN = 0.05  # of T: below it a forecast's own error decides (source: artifact-template)
 SIGMAS = 2.0  # a gain within two standard deviations of the forecast is not a gain
@@ -43,16 +43,15 @@ class Forecast:
 class _Rate:
     """How fast one role completes sequences, given replicas and how many are outstanding."""
 
-    __slots__ = ("_context", "_fits", "_length", "_per_block", "_speed")
+    __slots__ = ("_fits", "_itl", "_length", "_per_block")
 
     def __init__(self, view: View, role: Role) -> None:
         estimates = view.estimates
-        self._speed = estimates.speed[role]
-        self._length = estimates.length_mean[role]
-        self._context = estimates.prompt_mean[role] + self._length / 2
-        self._fits = max(
-            1.0, min(self._speed.max_running, self._speed.kv_capacity_tokens / self._context)
-        )
+        speed, length = estimates.speed[role], estimates.length_mean[role]
+        context = estimates.prompt_mean[role] + length / 2
+        self._itl = (speed.a * context, speed.b, speed.c, speed.d)
+        self._length = length
+        self._fits = max(1.0, min(speed.max_running, speed.kv_capacity_tokens / context))
         self._per_block = view.layout.block / view.layout.width[role]
 
     def each(self, blocks: int, outstanding: float) -> tuple[float, float]:
@@ -60,11 +59,15 @@ class _Rate:
         replicas = blocks * self._per_block
         if outstanding <= 0 or replicas < 1:
             return 0.0, 0.0
-        running = min(outstanding, self._fits * replicas)
-        batch = max(1.0, running / replicas)
-        speed = self._speed
-        itl = speed.a * batch * self._context + max(speed.b, speed.c * batch) + speed.d
-        return running, 1.0 / (itl * self._length)
+        batch = outstanding / replicas
+        if batch > self._fits:
+            batch = self._fits
+            outstanding = batch * replicas
+        elif batch < 1.0:
+            batch = 1.0
+        a, b, c, d = self._itl
+        compute = c * batch
+        return outstanding, 1.0 / ((a * batch + (compute if compute > b else b) + d) * self._length)
 
 
 class _Flow:
@@ -115,25 +118,28 @@ class _Flow:
         rolled, roll_rate = self.rollout.each(rollout, rolling)
         judged, judge_rate = self.reward.each(reward, judging)
         slice_s = limit_s
-        if roll_rate:
-            slice_s = min(slice_s, max(1.0, SLICE * rolled) / (rolled * roll_rate))
-        if judge_rate:
-            slice_s = min(slice_s, max(1.0, SLICE * judged) / (judged * judge_rate))
+        if rolled:
+            slice_s = min(slice_s, SLICE / roll_rate)
+        if judged:
+            slice_s = min(slice_s, SLICE / judge_rate)
         if self.training_s is not None and train:
             slice_s = min(slice_s, self.training_s / (train * self.block))
         self.time_s += slice_s
         if slice_s == math.inf:
             return
-        share = rolled / rolling * (1.0 - math.exp(-roll_rate * slice_s)) if rolled else 0.0
-        done = 1.0 - math.exp(-judge_rate * slice_s) if judged else 0.0
-        for index, waiting in enumerate(self.judging):
-            running = min(waiting, judged)
-            judged -= running
-            left = waiting - running * done
-            staying = _settled(self.rolling[index] * (1.0 - share))
-            moved = self.rolling[index] - staying
-            self.rolling[index] = staying
-            self.judging[index] = _settled(left) + moved * self.calls
+        if rolled:
+            kept = 1.0 - rolled / rolling * (1.0 - math.exp(-roll_rate * slice_s))
+            for index, amount in enumerate(self.rolling):
+                staying = amount * kept if amount * kept >= 0.5 else 0.0
+                self.judging[index] += (amount - staying) * self.calls
+                self.rolling[index] = staying
+        if judged:
+            done = 1.0 - math.exp(-judge_rate * slice_s)
+            for index, amount in enumerate(self.judging):
+                running = min(amount, judged)
+                judged -= running
+                left = amount - running * done
+                self.judging[index] = left if left >= 0.5 else 0.0
         if self.training_s is not None and train:
             self.training_s -= slice_s * train * self.block
             if self.training_s <= 1e-9:
@@ -143,10 +149,6 @@ class _Flow:
                     self.to_admit -= 1
                     self.rolling.append(self.batch)
                     self.judging.append(0.0)
-
-
-def _settled(amount: float) -> float:
-    return amount if amount >= 0.5 else 0.0
 
 
 def forecast(
@@ -228,7 +230,7 @@ def choose(view: View, now: Split, base: Split) -> Choice:
         near = [split for split in candidates(view, [base], largest=1) if all(split.values())]
         base = min(near, key=lambda split: forecast(view, now, split, split).time_s)
     flow = _Flow(view)
-    moving = [split for split in candidates(view, [now, base]) if not flow.stuck(split)]
+    moving = [split for split in [*candidates(view, [now]), base] if not flow.stuck(split)]
     if not moving:
         return Choice(now, base, "keep: nothing to do")
     stuck = flow.stuck(now)

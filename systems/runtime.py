@@ -50,7 +50,7 @@ from systems.types import (
 )
 
 SMOOTHING = 0.2  # weight of the newest observation in moving averages (source: artifact-template)
-WAKES_PER_BATCH = 16  # a policy is woken whenever a role's outstanding work crosses 1/16 of a batch
+WAKES_PER_BATCH = 8  # a policy is woken whenever a role's outstanding work crosses 1/8 of a batch
 
 
 @dataclass(slots=True)
@@ -93,6 +93,7 @@ class Runtime:
         self._epochs = 0
         self._shifts = 0
         self._seen: tuple[object, ...] = ()
+        self._grain = max(1, recipe.prompts * recipe.samples // WAKES_PER_BATCH)
         self._wake = asyncio.Event()
         self._revisit: asyncio.TimerHandle | None = None
         self._group = asyncio.TaskGroup()
@@ -126,13 +127,11 @@ class Runtime:
 
     def changed(self) -> None:
         """Something happened: wake the policy if it changed rates, not for every sequence."""
-        grain = max(1, self.recipe.prompts * self.recipe.samples // WAKES_PER_BATCH)
-        progress = self.progress
+        serving, grain = self.serving, self._grain
+        rollouts, judgements = serving.outstanding(Role.ROLLOUT), serving.outstanding(Role.REWARD)
         seen = (
-            self.serving.version, self._training_since, progress.batch_ready,
-            *(self.serving.outstanding(role) // grain for role in SERVING),
-            *(self.serving.outstanding(role) == 0 for role in SERVING),
-            self.serving.idle_replicas,
+            serving.version, self._training_since, self.progress.batch_ready, serving.idle_replicas,
+            -(-rollouts // grain), -(-judgements // grain),
         )  # fmt: skip
         if seen != self._seen:
             self._seen = seen

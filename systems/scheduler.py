@@ -2,22 +2,23 @@
 
 A sequence goes where it adds most tokens per second under the throughput model (`Speed`): with n
 sequences on a replica, placing one more changes n / ITL(n) to (n + 1) / ITL(n + 1). A replica is full
-when its batch is, or when the context that its sequences are expected to grow to would not fit.
+when its batch is, with a few queued behind it, or when the context that its sequences are expected to
+grow to would not fit.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from systems.types import Speed
 
 MAX_MOVES = 64  # a rebalance that needs more pairs than this is left to the next one
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(NamedTuple):
     """A sequence in the queue: the oldest policy version that may write it, and its context so far."""
 
     id: int
@@ -25,8 +26,7 @@ class Waiting:
     context_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """What a replica has now. `epoch` is its lease's."""
 
     epoch: int
@@ -35,9 +35,8 @@ class Load:
     kv_tokens: float
 
     def plus(self, count: int, context_tokens: float) -> Load:
-        return replace(
-            self, running=self.running + count, kv_tokens=max(0.0, self.kv_tokens + count * context_tokens)
-        )
+        kv_tokens = max(0.0, self.kv_tokens + count * context_tokens)
+        return Load(self.epoch, self.version, self.running + count, kv_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ def has_room(load: Load, speed: Speed, context_tokens: float, growth_tokens: flo
     if load.running == 0:
         return True
     expected = load.kv_tokens + context_tokens + (load.running + 1) * growth_tokens
-    return load.running < speed.max_running and expected <= speed.kv_capacity_tokens
+    return load.running < speed.max_running + speed.ahead and expected <= speed.kv_capacity_tokens
 
 
 def assign(

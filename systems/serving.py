@@ -32,6 +32,7 @@ from systems.backends.base import (
     work_of,
 )
 from systems.clock import now_ns, to_ns
+from systems.mailbox import Mailbox
 from systems.scheduler import Load, Waiting, assign, rebalance
 from systems.types import (
     SERVING,
@@ -85,7 +86,7 @@ class Serving:
         lost: Callable[[Lease, WorkerLost], None],
     ) -> None:  # fmt: skip
         self.version = 0
-        self.finished: asyncio.Queue[Sequence] = asyncio.Queue()
+        self.finished: Mailbox[Sequence] = Mailbox()
         self.waiting: dict[Role, deque[Sequence]] = {role: deque() for role in SERVING}
         self._backend = backend
         self._log = log
@@ -96,6 +97,7 @@ class Serving:
         self._changed = changed
         self._lost = lost
         self.idle_replicas = 0
+        self._loop = asyncio.get_running_loop()
         self._seats: dict[int, _Seat] = {}  # by lease epoch
         self._running = dict.fromkeys(SERVING, 0)
         self._dispatching = dict.fromkeys(SERVING, False)
@@ -162,7 +164,7 @@ class Serving:
         """Dispatch once after everything that happens at this moment."""
         if not self._dispatching[role]:
             self._dispatching[role] = True
-            asyncio.get_running_loop().call_soon(self._dispatch, role)
+            self._loop.call_soon(self._dispatch, role)
 
     def _dispatch(self, role: Role) -> None:
         self._dispatching[role] = False
@@ -170,10 +172,12 @@ class Serving:
         if not queue:
             return
         estimates = self._estimates()
+        speed = estimates.speed[role]
         queued = (Waiting(s.id, s.min_version, s.context_tokens) for s in queue)
         growth = estimates.length_mean[role] / 2  # on average half of a sequence is still to come
-        loads = [self._load(seat) for seat in self._open(role)]
-        for sequence_id, epoch in assign(queued, loads, estimates.speed[role], growth):
+        full = speed.max_running + speed.ahead
+        loads = [self._load(seat) for seat in self._open(role) if len(seat.lease.running) < full]
+        for sequence_id, epoch in assign(queued, loads, speed, growth):
             sequence = queue.popleft()
             assert sequence.id == sequence_id
             seat = self._seats[epoch]
@@ -231,8 +235,9 @@ class Serving:
                 oldest=sequence.segments[0].version if sequence.segments else -1,
                 segments=len(sequence.segments),
             )  # fmt: skip
-            self.finished.put_nowait(sequence)
-            if self.waiting[lease.role]:
+            self.finished.put(sequence)
+            speed = self._estimates().speed[lease.role]
+            if self.waiting[lease.role] and len(lease.running) <= speed.max_running + speed.ahead // 2:
                 self._dispatch_soon(lease.role)
             self._changed()
 

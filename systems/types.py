@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 
 class Role(StrEnum):
@@ -180,8 +180,7 @@ class SequencePhase(StrEnum):
     DROPPED = "dropped"
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """Generated tokens [start, stop) were written by policy version `version`."""
 
     version: int
@@ -301,10 +300,16 @@ class Speed:
     max_running: int
     kv_capacity_tokens: int
 
+    @property
+    def ahead(self) -> int:
+        """Sequences queued at a full replica, so that it never waits for the control process."""
+        return self.max_running // 32
+
     def itl_s(self, running: int, kv_tokens: float) -> float:
         return self.a * kv_tokens + max(self.b, self.c * running) + self.d
 
     def tokens_per_s(self, running: int, kv_tokens: float) -> float:
+        running = min(running, self.max_running)
         return running / self.itl_s(running, kv_tokens) if running else 0.0
 
 

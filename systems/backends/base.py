@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from systems.batching import Batch, MicroBatch
 from systems.types import Kind, Lease, PhaseDone, Prompt, Role, Sequence, Shift
@@ -30,8 +30,7 @@ class WorkerLost(RuntimeError):
         self.devices = tuple(sorted(devices))
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """A sequence as a serving worker gets it. `tokens` is what was generated before, `length` of them."""
 
     id: int
@@ -48,8 +47,7 @@ class Work:
         return self.prompt.length + self.length
 
 
-@dataclass(frozen=True, slots=True)
-class TokenChunk:
+class TokenChunk(NamedTuple):
     """`count` new tokens of a sequence, written by policy version `version`.
 
     `serial` counts a worker's streamed chunks from 0, so that a lost or doubled one is noticed; it is
@@ -65,13 +63,13 @@ class TokenChunk:
     serial: int = -1
 
 
-@dataclass(frozen=True, slots=True)
 class Finished(TokenChunk):
     """The last chunk of a sequence."""
 
+    __slots__ = ()
 
-@dataclass(frozen=True, slots=True)
-class WorkerLoad:
+
+class WorkerLoad(NamedTuple):
     """What a serving worker holds, as last known."""
 
     sequences: int
@@ -155,13 +153,8 @@ class Backend(Protocol):
 
 
 def work_of(sequence: Sequence, epoch: int) -> Work:
+    """What a worker is told about a sequence."""
     return Work(
-        id=sequence.id,
-        epoch=epoch,
-        role=sequence.role,
-        sample=sequence.sample.id,
-        key=sequence.key,
-        prompt=sequence.prompt,
-        length=sequence.length,
-        tokens=tuple(sequence.tokens),
-    )
+        sequence.id, epoch, sequence.role, sequence.sample.id, sequence.key, sequence.prompt,
+        sequence.length, tuple(sequence.tokens),
+    )  # fmt: skip

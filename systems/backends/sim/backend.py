@@ -95,7 +95,7 @@ class SimBackend:
         self._slow[device] = factor
 
     def _slowdown(self, devices: tuple[int, ...]) -> float:
-        return max((self._slow.get(device, 1.0) for device in devices), default=1.0)
+        return max(self._slow.get(device, 1.0) for device in devices) if self._slow else 1.0
 
     def close(self) -> None:
         pass

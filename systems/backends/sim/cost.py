@@ -126,12 +126,23 @@ class ServingCost:
         return known
 
     def _step_s(self, running: int) -> float:
-        arch, hw = self.architecture, self.hardware
-        read = arch.bytes_read(running) / (hw.memory_bandwidth * hw.weights_efficiency)
-        compute = 2.0 * arch.params_active * running / (hw.flops * hw.compute_efficiency)
-        state = 2.0 * running * arch.state_bytes_per_sequence / hw.memory_bandwidth
-        return (max(read, compute) + state) / self.tp + self._overhead_s()
+        arch = self.architecture
+        read = arch.bytes_read(running) * self._read_s
+        state = 2.0 * running * arch.state_bytes_per_sequence / self.hardware.memory_bandwidth
+        return (max(read, running * self._compute_s) + state) / self.tp + self._overhead_s
 
+    @cached_property
+    def _read_s(self) -> float:
+        """Seconds a byte of weights, on one device."""
+        return 1.0 / (self.hardware.memory_bandwidth * self.hardware.weights_efficiency)
+
+    @cached_property
+    def _compute_s(self) -> float:
+        """Seconds of arithmetic a token, on one device."""
+        flops = self.hardware.flops * self.hardware.compute_efficiency
+        return 2.0 * self.architecture.params_active / flops
+
+    @cached_property
     def _overhead_s(self) -> float:
         arch, hw = self.architecture, self.hardware
         reduce = 2 * arch.layers * hw.all_reduce_s if self.tp > 1 else 0.0
@@ -146,11 +157,9 @@ class ServingCost:
 
     def prefill_s(self, context_tokens: int) -> float:
         """Seconds to read `context_tokens` of new contexts into the cache."""
-        arch, hw = self.architecture, self.hardware
         tokens = context_tokens * self.token_scale
-        compute = 2.0 * arch.params_active * tokens / (hw.flops * hw.compute_efficiency)
-        read = arch.bytes_read(tokens) / (hw.memory_bandwidth * hw.weights_efficiency)
-        return max(compute, read) / self.tp + self._overhead_s()
+        read = self.architecture.bytes_read(tokens) * self._read_s
+        return max(tokens * self._compute_s, read) / self.tp + self._overhead_s
 
     @cached_property
     def kv_capacity_tokens(self) -> int:
@@ -163,7 +172,7 @@ class ServingCost:
 
     def speed(self) -> Speed:
         """The planner's throughput model of this replica: a line through a small and a full batch."""
-        overhead = self.token_scale * self._overhead_s()
+        overhead = self.token_scale * self._overhead_s
         return Speed(
             a=self.beta_s,
             b=self.alpha_s(8) - overhead,

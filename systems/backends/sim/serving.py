@@ -29,6 +29,7 @@ from systems.backends.sim.cost import ServingCost
 from systems.backends.sim.lengths import LengthSource
 from systems.backends.sim.lifeline import Lifeline
 from systems.clock import now_ns, to_ns
+from systems.mailbox import Mailbox
 
 STREAM_TOKENS = 16  # a live worker streams about this often; a simulated loss keeps whole chunks only
 
@@ -68,7 +69,7 @@ class SimReplica:
         self._base_ns = 0
         self._alpha = self._beta = 0.0
         self._timer: asyncio.Handle | None = None
-        self._stream: asyncio.Queue[TokenChunk | WorkerLost | None] = asyncio.Queue()
+        self._stream: Mailbox[TokenChunk | WorkerLost | None] = Mailbox()
         self._emitted = 0
 
     # ------------------------------------------------------------------------ the contract
@@ -123,7 +124,7 @@ class SimReplica:
 
     def close(self) -> None:
         self._cancel_timer()
-        self._stream.put_nowait(None)
+        self._stream.put(None)
 
     def lose(self, why: str) -> None:
         """The worker dies: whole chunks were streamed before, the rest is gone."""
@@ -132,9 +133,9 @@ class SimReplica:
             for run in self._batch.values():
                 streamed = (run.done + self._steps - run.joined) // STREAM_TOKENS * STREAM_TOKENS
                 if streamed:
-                    self._emit(self._chunk(run.work, streamed))
+                    self._emit(self._chunk(run.work, streamed, serial=self._emitted))
             self._cancel_timer()
-            self._stream.put_nowait(self._life.end(why))
+            self._stream.put(self._life.end(why))
 
     # ------------------------------------------------------------------------ closed-form time
 
@@ -148,11 +149,11 @@ class SimReplica:
 
     def _steps_by(self, when_ns: int) -> int:
         """Whole steps done by `when_ns`: the root of the quadratic, then made exact."""
-        elapsed = (when_ns - self._base_ns) / 1e9
-        if not self._batch or elapsed <= 0:
+        if when_ns <= self._base_ns or not self._batch:
             return self._base_steps
+        elapsed = (when_ns - self._base_ns) / 1e9
         square = self._beta * len(self._batch) / 2
-        linear = self._alpha + self._beta * (self._kv - len(self._batch) / 2)
+        linear = self._alpha + self._beta * self._kv - square
         if square > 0:
             root = 2 * elapsed / (linear + math.sqrt(linear * linear + 4 * square * elapsed))
         else:
@@ -172,15 +173,15 @@ class SimReplica:
         if not self._life.alive or not (self._batch or self._arrived):
             return
         if not self._batch:
-            when = max(now_ns(), self._base_ns)
+            until, when = self._steps, max(now_ns(), self._base_ns)
         else:
             until = self._next_change()
             if self._arrived and self._may_join():
-                at_boundary = self._steps_by(now_ns())
-                at_boundary += self._time_of(at_boundary) < now_ns()
-                until = min(until, at_boundary)
-            when = max(now_ns(), self._time_of(until))
-        self._timer = self._loop.call_at(when / 1e9, self._change)
+                now = now_ns()
+                boundary = self._steps_by(now)
+                until = min(until, boundary + (self._time_of(boundary) < now))
+            when = self._time_of(until)
+        self._timer = self._loop.call_at(when / 1e9, self._change, until)
 
     def _may_join(self) -> bool:
         work, done = self._arrived[0]
@@ -195,10 +196,11 @@ class SimReplica:
         full = self._base_steps + max(1, room)
         return min(self._ends[0][0], full) if len(self._batch) > 1 else self._ends[0][0]
 
-    def _change(self) -> None:
+    def _change(self, steps: int) -> None:
+        """The batch changes after `steps` steps, which is now."""
         self._timer = None
         now = now_ns()
-        self._advance(self._steps_by(now))
+        self._advance(steps)
         self._retire()
         self._preempt()
         prefill_s = self._join()
@@ -224,7 +226,7 @@ class SimReplica:
             ends, sequence = heapq.heappop(self._ends)
             run = self._batch.get(sequence)
             if run is not None and run.ends == ends:
-                self._emit(self._leave(run), Finished)
+                self._emit(self._leave(run, Finished, self._emitted))
                 self._lengths.forget([sequence])
 
     def _preempt(self) -> None:
@@ -249,26 +251,23 @@ class SimReplica:
             new_tokens += work.context_tokens + done
         return self.cost.prefill_s(new_tokens) * self._slowdown(self.devices) if new_tokens else 0.0
 
-    def _leave(self, run: _Run) -> TokenChunk:
+    def _leave(self, run: _Run, form: type[TokenChunk] = TokenChunk, serial: int = -1) -> TokenChunk:
         self._drop(run)
-        return self._chunk(run.work, run.done + self._steps - run.joined)
+        return self._chunk(run.work, run.done + self._steps - run.joined, form, serial)
 
     def _drop(self, run: _Run) -> None:
         del self._batch[run.work.id]
         self._kv -= run.work.context_tokens + run.done + self._steps - run.joined
         self._prompts -= run.work.prompt.length
 
-    def _chunk(self, work: Work, count: int) -> TokenChunk:
+    def _chunk(
+        self, work: Work, count: int, form: type[TokenChunk] = TokenChunk, serial: int = -1
+    ) -> TokenChunk:
         tokens, logprobs = self._lengths.tokens(work, self.version, count)
-        return TokenChunk(work.id, work.epoch, self.version, count, tokens, logprobs)
+        return form(work.id, work.epoch, self.version, count, tokens, logprobs, serial)
 
-    def _emit(self, chunk: TokenChunk, form: type[TokenChunk] = TokenChunk) -> None:
-        self._stream.put_nowait(
-            form(
-                chunk.sequence, chunk.epoch, chunk.version, chunk.count,
-                chunk.tokens, chunk.logprobs, self._emitted,
-            )
-        )  # fmt: skip
+    def _emit(self, chunk: TokenChunk) -> None:
+        self._stream.put(chunk)
         self._emitted += 1
 
     def _cancel_timer(self) -> None:

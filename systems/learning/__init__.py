@@ -1,0 +1,1 @@
+"""Real policy updates: GRPO on canonical micro-batches."""
