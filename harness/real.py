@@ -21,8 +21,8 @@ try:
     from systems.learning.grpo import GrpoConfig
     from systems.learning.trainer import GrpoLearner
     from systems.model.sampling import Sampler
+    from systems.model.serving import ServingModel
     from systems.model.weights import (
-        clone_for_serving,
         digest,
         load_model,
         save_model,
@@ -82,7 +82,7 @@ def cosimulated(
         Role.REWARD: Serving(Sampler(task.VOCAB, 0.0), task.STOP, learning.judge_max_new_tokens),
     }
     lengths = EngineLengths(
-        versions, clone_for_serving(judge.config, to_standard(judge)), serving, judge_tokens
+        versions, ServingModel(judge.config, to_standard(judge)), serving, judge_tokens
     )
     backend = SimBackend(spec.kind, cost, lengths, learner)
     return backend, HopsWorkload(spec.seed), LearnedPolicy(learner)

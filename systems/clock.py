@@ -130,6 +130,13 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
             raise RuntimeError("virtual time takes no calls from other threads")
         return self.call_soon(callback, *args, context=context)  # a signal handler of this very thread
 
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """An error in a callback ends the run; asyncio would print it and go on without its effect."""
+        error = context.get("exception")
+        if error is not None:
+            raise error
+        super().call_exception_handler(context)
+
     def run_in_executor(self, *_: Any) -> NoReturn:
         raise RuntimeError("virtual time has no executors: a thread would make the run irreproducible")
 

@@ -2,8 +2,9 @@
 
 Invariants
 * A step is a transaction: `begin` forgets whatever an unfinished step did, `publish` commits.
-* The gradient of a micro-batch depends on the weights and on its samples only; gradients are summed
-  in micro-batch order. So the update is the same bits however many workers computed it.
+* The gradient of a micro-batch depends on the weights and on its samples only, and is computed by one
+  thread, because sums over tokens have other bits with two; gradients are summed in micro-batch order.
+  So the update is the same bits however many workers computed it.
 * Within a micro-batch rows are sorted by length and cut into bins, which pads less. The bins depend on
   the samples alone.
 """
@@ -11,7 +12,8 @@ Invariants
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,6 +29,17 @@ BIN_ROWS = 8  # rows a forward pass: few enough to pad little, enough to keep GE
 
 State = dict[str, Tensor]
 Gradient = list[Tensor]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Arithmetic whose bits must not depend on the number of threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class GrpoLearner:
@@ -56,6 +69,7 @@ class GrpoLearner:
 
     # ------------------------------------------------------------------------------- the contract
 
+    @one_thread()
     def begin(self, batch: Batch) -> None:
         """Prepare the RL step that consumes `batch` at its version."""
         if batch.version != self.version:
@@ -71,9 +85,11 @@ class GrpoLearner:
             for index, mini in enumerate(batch.mini_batches)
         }
 
+    @one_thread()
     def accumulate(self, micro: MicroBatch) -> None:
         self._gradients.append((micro.index, self._gradient(micro)))
 
+    @one_thread()
     def step(self) -> TrainStats:
         """Sum the gradients in micro-batch order, clip, and let the optimizer take one step."""
         ordered = [gradient for _, gradient in sorted(self._gradients, key=lambda pair: pair[0])]

@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from systems.model.qwen3 import Qwen3
 from systems.model.sampling import Sampler
+from systems.model.serving import Cache, ServingModel
 
 PREFILL_ROWS = 16  # rows a prefill batch: contexts are sorted by length, so few rows mean little padding
+ADMIT_ROWS = 8  # sequences join together, because reading in one costs nearly as much as reading in eight
 CACHE_STEP = 64  # the cache grows by whole steps of this many positions
 
 
@@ -46,14 +47,14 @@ class Request:
 class Engine:
     """Serves one model. `step()` admits what fits, advances every running sequence by one token."""
 
-    def __init__(self, model: Qwen3, sampler: Sampler, stop: int, max_running: int = 256) -> None:
+    def __init__(self, model: ServingModel, sampler: Sampler, stop: int, max_running: int = 256) -> None:
         self.model = model
         self.sampler = sampler
         self.stop = stop
         self.max_running = max_running
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        self._cache: list[tuple[Tensor, Tensor]] = []
+        self._cache: Cache = []
         self._span = 0  # positions allocated in the cache
         self._last = torch.zeros(0, dtype=torch.long)  # last token of each row, not yet in the cache
         self._position = torch.zeros(0, dtype=torch.long)  # where that token belongs
@@ -80,7 +81,8 @@ class Engine:
         """Advance by one token; returns the sequences that ended in this step."""
         if self.running:
             self._decode()
-        if self.waiting and len(self.running) < self.max_running:
+        free = self.max_running - len(self.running)
+        if self.waiting and free >= min(len(self.waiting), ADMIT_ROWS):
             self._admit()
         return self._retire()
 
@@ -128,9 +130,8 @@ class Engine:
         first = len(self.running)
         longest = max(len(request.prompt) + request.max_new for request in requests)
         self._reserve(first + len(requests), longest)
-        for (keys, values), (k, v) in zip(self._cache, caches, strict=True):
-            keys[first : first + len(requests), :, :width] = k[source]
-            values[first : first + len(requests), :, :width] = v[source]
+        for stored, entry in zip(self._cache, caches, strict=True):
+            stored[:, first : first + len(requests), :, :width] = entry[:, source]
         key = torch.tensor([request.key for request in requests])
         position = lengths[source]
         tokens = self._draw(logits[source], requests, key, position)
@@ -141,22 +142,14 @@ class Engine:
 
     def _reserve(self, rows: int, span: int) -> None:
         """Grow the cache to at least `rows` x `span`, keeping what is in it."""
-        have = len(self._cache[0][0]) if self._cache else 0
+        have = self._cache[0].shape[1] if self._cache else 0
         if rows <= have and span <= self._span:
             return
-        config = self.model.config
         rows = max(have, rows if not have else min(self.max_running, max(rows, 2 * have)))
         span = max(self._span, -(-span // CACHE_STEP) * CACHE_STEP)
-        dtype = self.model.embedding.dtype
-        grown = []
-        for layer in range(config.layers):
-            pair = []
-            for which in range(2):
-                tensor = torch.zeros(rows, config.kv_heads, span, config.head_dim, dtype=dtype)
-                if self._cache:
-                    tensor[:have, :, : self._span] = self._cache[layer][which]
-                pair.append(tensor)
-            grown.append((pair[0], pair[1]))
+        grown = self.model.new_cache(rows, span)
+        for stored, old in zip(grown, self._cache, strict=False):
+            stored[:, :have, :, : self._span] = old
         self._cache, self._span = grown, span
 
     def _retire(self) -> list[Request]:
@@ -173,9 +166,8 @@ class Engine:
         last = len(self.running) - 1
         if row != last:
             used = int(self._position[last])
-            for keys, values in self._cache:
-                keys[row, :, :used] = keys[last, :, :used]
-                values[row, :, :used] = values[last, :, :used]
+            for stored in self._cache:
+                stored[:, row, :, :used] = stored[:, last, :, :used]
             self.running[row] = self.running[last]
             for tensor in (self._last, self._position, self._key):
                 tensor[row] = tensor[last]

@@ -1,4 +1,4 @@
-"""Forward pass of Qwen3 and Qwen3-MoE: one class for training (fp32) and serving (fp64).
+"""Forward pass of Qwen3 and Qwen3-MoE, as trained (`serving.py` has the form that generates).
 
 Invariants
 * The mathematics is that of `transformers`' Qwen3ForCausalLM / Qwen3MoeForCausalLM (tested against it).
@@ -9,8 +9,6 @@ Invariants
 """
 
 from __future__ import annotations
-
-import math
 
 import torch
 import torch.nn.functional as F
@@ -73,7 +71,10 @@ class MoeFfn(nn.Module):
             self.aux = experts * (chosen * probs.mean(0)).sum() / self.k
         flat = expert.reshape(-1)
         order = flat.argsort(stable=True)
-        rows = x[order // self.k]
+        # A permutation of k copies: its gradient is a permutation and a sum in slot order, whereas that
+        # of a gather with repeated rows is added up in whatever order threads get to it.
+        copies = x.unsqueeze(1).expand(-1, self.k, -1).reshape(len(flat), -1)
+        rows = copies.index_select(0, order)
         outputs = []
         start = 0
         for index, count in enumerate(torch.bincount(flat, minlength=experts).tolist()):
@@ -105,22 +106,12 @@ class Block(nn.Module):
         self.out = nn.Parameter(torch.empty(config.hidden, config.heads * config.head_dim))
         self.ffn: DenseFfn | MoeFfn = MoeFfn(config) if config.is_moe else DenseFfn(config)
 
-    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q [..., heads, d], k and v [..., kv_heads, d], with q and k normalised and rotated."""
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """x [B, T, hidden] from position 0, causal."""
         c = self.config
         qkv = F.linear(self.norm_attention(x), self.qkv).unflatten(-1, (-1, c.head_dim))
         q, k, v = qkv.split([c.heads, c.kv_heads, c.kv_heads], -2)
-        return rotate(self.norm_q(q), cos, sin), rotate(self.norm_k(k), cos, sin), v
-
-    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
-        """Output projection and feed-forward, both with their residual."""
-        x = x + F.linear(attended, self.out)
-        return x + self.ffn(self.norm_ffn(x))
-
-    def causal(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Self-attention from position 0. x [B, T, hidden]; returns x and k, v [B, kv_heads, T, d]."""
-        c = self.config
-        q, k, v = self.project(x, cos, sin)
+        q, k = rotate(self.norm_q(q), cos, sin), rotate(self.norm_k(k), cos, sin)
         k, v = k.transpose(1, 2), v.transpose(1, 2)
         repeat = c.heads // c.kv_heads
         attended = F.scaled_dot_product_attention(
@@ -129,26 +120,8 @@ class Block(nn.Module):
             v.repeat_interleave(repeat, 1),
             is_causal=True,
         )
-        return self.finish(x, attended.transpose(1, 2).flatten(2)), k, v
-
-    def cached(
-        self, x: Tensor, cos: Tensor, sin: Tensor, rows: Tensor, position: Tensor,
-        keys: Tensor, values: Tensor, bias: Tensor,
-    ) -> Tensor:  # fmt: skip
-        """One new token a row. x [B, hidden]; writes keys/values [S, kv_heads, L, d] at `position`.
-
-        `bias` [B, 1, 1, L'] is 0 where the row may attend and -inf elsewhere; rows are 0..B-1.
-        """
-        c = self.config
-        batch, length = len(x), bias.shape[-1]
-        q, k, v = self.project(x, cos, sin)
-        keys[rows, :, position] = k
-        values[rows, :, position] = v
-        grouped = q.reshape(batch, c.kv_heads, c.heads // c.kv_heads, c.head_dim)
-        score = grouped @ keys[:batch, :, :length].transpose(-1, -2)
-        weight = (score * (1.0 / math.sqrt(c.head_dim)) + bias).softmax(-1)
-        attended = weight @ values[:batch, :, :length]
-        return self.finish(x, attended.reshape(batch, -1))
+        x = x + F.linear(attended.transpose(1, 2).flatten(2), self.out)
+        return x + self.ffn(self.norm_ffn(x))
 
 
 class Qwen3(nn.Module):
@@ -172,9 +145,9 @@ class Qwen3(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """Logits [B, T, vocab] for right-padded ids [B, T]; causal, positions from 0."""
         length = ids.shape[1]
-        x = self.embedding[ids]
+        x = F.embedding(ids, self.embedding)
         for block in self.blocks:
-            x, _, _ = block.causal(x, self.cos[:length], self.sin[:length])
+            x = block(x, self.cos[:length], self.sin[:length])
         return F.linear(self.norm(x), self.head)
 
     def aux_loss(self) -> Tensor:
@@ -184,25 +157,3 @@ class Qwen3(nn.Module):
             if isinstance(block.ffn, MoeFfn) and block.ffn.aux is not None:
                 total = total + block.ffn.aux
         return total
-
-    def prefill(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        """Logits [B, vocab] after each row's last token, and per-layer k, v [B, kv_heads, T, d]."""
-        width = ids.shape[1]
-        x = self.embedding[ids]
-        caches = []
-        for block in self.blocks:
-            x, k, v = block.causal(x, self.cos[:width], self.sin[:width])
-            caches.append((k, v))
-        last = x[torch.arange(len(ids)), lengths - 1]
-        return F.linear(self.norm(last), self.head), caches
-
-    def decode(self, ids: Tensor, position: Tensor, cache: list[tuple[Tensor, Tensor]], span: int) -> Tensor:
-        """Logits [B, vocab] for one new token a row at `position` [B], attending to `span` slots."""
-        rows = torch.arange(len(ids))
-        x = self.embedding[ids]
-        cos, sin = self.cos[position], self.sin[position]
-        bias = x.new_zeros(len(ids), 1, 1, span)
-        bias.masked_fill_(torch.arange(span) > position[:, None, None, None], -torch.inf)
-        for block, (keys, values) in zip(self.blocks, cache, strict=True):
-            x = block.cached(x, cos, sin, rows, position, keys, values, bias)
-        return F.linear(self.norm(x), self.head)

@@ -84,12 +84,6 @@ def save_model(model: Qwen3, directory: Path) -> None:
     (directory / "config.json").write_text(json.dumps(config_json(model.config), indent=1) + "\n")
 
 
-def clone_for_serving(config: ModelConfig, state: Mapping[str, Tensor]) -> Qwen3:
-    """An fp64 copy without gradients: what the engine runs (see the invariants in `qwen3.py`)."""
-    model = load_standard(Qwen3(config).double(), state).eval()
-    return model.requires_grad_(False)
-
-
 def digest(state: Mapping[str, Tensor]) -> str:
     """SHA-256 over names, shapes and fp32 bytes in name order: two equal digests are equal weights."""
     sha = hashlib.sha256()

@@ -27,7 +27,8 @@ from systems.model.config import ModelConfig
 from systems.model.engine import Engine, Request
 from systems.model.qwen3 import MoeFfn, Qwen3
 from systems.model.sampling import Sampler
-from systems.model.weights import clone_for_serving, digest, save_model, to_standard
+from systems.model.serving import ServingModel
+from systems.model.weights import digest, save_model, to_standard
 from workloads.hops import demonstrations as demo
 from workloads.hops import task
 
@@ -144,7 +145,7 @@ def make_base(config: ModelConfig, seed: int, name: str) -> Qwen3:
 
 def generate(model: Qwen3, prompts: list[str], temperature: float, max_new: int) -> list[str]:
     engine = Engine(
-        clone_for_serving(model.config, to_standard(model)),
+        ServingModel(model.config, to_standard(model)),
         Sampler(vocab=task.VOCAB, temperature=temperature, seed=123),
         stop=task.STOP,
     )

@@ -19,12 +19,13 @@ from torch import Tensor
 from systems.backends.base import Work
 from systems.model.config import ModelConfig
 from systems.model.engine import Engine, Request
-from systems.model.qwen3 import Qwen3
 from systems.model.sampling import Sampler
-from systems.model.weights import clone_for_serving
+from systems.model.serving import ServingModel
 from systems.types import Prompt, Role
 
 AHEAD = 256  # judgements prepared together at most
+TOGETHER = 48  # sequences decoded together: attention is padded to the longest of them, so fewer is faster
+REMEMBERED = 4096  # judgements kept by prompt: the same short answers are judged again and again
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class PolicyVersions:
         self._config = config
         self._keep = keep
         self._states: dict[int, Mapping[str, Tensor]] = {}
-        self._models: dict[int, Qwen3] = {}
+        self._models: dict[int, ServingModel] = {}
 
     def put(self, version: int, state: Mapping[str, Tensor]) -> None:
         self._states[version] = state
@@ -59,9 +60,9 @@ class PolicyVersions:
             del self._states[old]
             self._models.pop(old, None)
 
-    def get(self, version: int) -> Qwen3:
+    def get(self, version: int) -> ServingModel:
         if version not in self._models:
-            self._models[version] = clone_for_serving(self._config, self._states[version])
+            self._models[version] = ServingModel(self._config, self._states[version])
         return self._models[version]
 
     def state(self, version: int) -> Mapping[str, Tensor]:
@@ -72,11 +73,13 @@ class EngineLengths:
     """Continuations from the policy at any published version and from the judge."""
 
     def __init__(
-        self, policy: PolicyVersions, judge: Qwen3, serving: Mapping[Role, Serving],
+        self, policy: PolicyVersions, judge: ServingModel, serving: Mapping[Role, Serving],
         judge_prompt: Callable[[tuple[int, ...], tuple[int, ...]], tuple[int, ...]],
     ) -> None:  # fmt: skip
         self._policy = policy
-        self._judge = judge
+        self._engines = {
+            role: Engine(judge, one.sampler, one.stop, TOGETHER) for role, one in serving.items()
+        }
         self._serving = serving
         self._judge_prompt = judge_prompt
         self._known: dict[int, _Continuation] = {}  # by sequence
@@ -121,24 +124,31 @@ class EngineLengths:
         for one, request in zip(batch, self._generate(batch, version), strict=True):
             self._known[one.id] = _taken(request, version, one.length)
             if work.role is Role.ROLLOUT:
-                self._to_judge[self._judge_prompt(one.prompt.tokens, tuple(request.tokens))] = None
+                self._expect_judgement(self._judge_prompt(one.prompt.tokens, tuple(request.tokens)))
 
     def _generate(self, works: list[Work], version: int) -> list[Request]:
+        """Generate all of these to their ends, shortest context first; returned in the order given."""
         role = works[0].role
-        serving = self._serving[role]
-        model = self._policy.get(version) if role is Role.ROLLOUT else self._judge
-        engine = Engine(model, serving.sampler, serving.stop)
-        return engine.run(
+        engine, max_new = self._engines[role], self._serving[role].max_new
+        if role is Role.ROLLOUT:
+            engine.model = self._policy.get(version)
+        requests = [
             Request(
                 id=work.id,
                 key=work.key,
                 prompt=work.prompt.tokens,
-                max_new=serving.max_new,
+                max_new=max_new,
                 tokens=list(work.tokens),
                 logprobs=[0.0] * work.length,
             )
             for work in works
-        )
+        ]
+        engine.run(sorted(requests, key=lambda request: (len(request.context), request.id)))
+        return requests
+
+    def _expect_judgement(self, prompt: tuple[int, ...]) -> None:
+        if prompt not in self._judged:
+            self._to_judge[prompt] = None
 
     def _prepare_judgements(self, work: Work, version: int) -> None:
         """Judge this response, and those that will be complete soon, in one batch.
@@ -159,7 +169,9 @@ class EngineLengths:
             works = [work._replace(id=i, prompt=Prompt(len(p), p)) for i, p in enumerate(ahead)]
             for asked, request in zip(ahead, self._generate(works, version), strict=True):
                 self._judged[asked] = _taken(request, version, 0)
-        self._known[work.id] = self._judged.pop(prompt)
+        self._known[work.id] = self._judged[prompt]
+        while len(self._judged) > REMEMBERED:
+            del self._judged[next(iter(self._judged))]
         self._announced.get((work.role, version), {}).pop(work.id, None)
 
 
