@@ -21,6 +21,7 @@ from systems.pipeline import Pipeline
 from systems.policies import SYSTEMS
 from systems.runtime import Runtime
 from systems.types import EventSink
+from workloads.groups import ModelGroup
 
 
 @dataclass(frozen=True)
@@ -110,8 +111,8 @@ def header(spec: RunSpec, parts: Parts) -> dict[str, Any]:
         "kind_of_numbers": spec.kind,
         "system": spec.system,
         "model": group.name,
-        "policy": group.pair.policy,
-        "judge": group.pair.judge,
+        "policy": _model_name(group, "policy"),
+        "judge": _model_name(group, "judge"),
         "seed": spec.seed,
         "gpus": group.cluster.gpus,
         "token_scale": group.cluster.token_scale,
@@ -124,6 +125,15 @@ def header(spec: RunSpec, parts: Parts) -> dict[str, Any]:
         "template": {role: parts.layout.template[role] for role in parts.layout.template},
         "floor": asdict(parts.floor),
     }
+
+
+def _model_name(group: ModelGroup, which: str) -> str:
+    """The modelled pair's name, and before it that of the real model that stands for it."""
+    modelled: str = getattr(group.pair, which)
+    if group.real is None:
+        return modelled
+    task, _, name = getattr(group.real, which).split("/")
+    return f"{task}-{name} as {modelled}"
 
 
 def identify(directory: RunDirectory, events_sha256: str, summary: dict[str, Any]) -> dict[str, Any]:

@@ -68,9 +68,10 @@ def resolve(
         group = with_gpus(group, gpus)
     backend = backend or ("cosim" if group.real else "sim")
     if backend != "sim" and group.real is None:
+        real = ", ".join(name for name in known if load_group(name).real)
         raise UsageError(
             f"--backend {backend}: {model} has no real weights here; it runs with --backend sim "
-            "(real groups: tiny-dense, tiny-moe)"
+            f"(groups with real weights: {real})"
         )
     if staleness is None:
         staleness = SYSTEMS[system].default_staleness

@@ -49,7 +49,9 @@ class Move:
 
 
 def marginal_gain(load: Load, speed: Speed, context_tokens: float) -> float:
-    """Tokens per second gained by one more sequence of this context."""
+    """Tokens per second gained by one more sequence of this context; none behind a full batch."""
+    if load.running >= speed.max_running:
+        return 0.0
     more = speed.tokens_per_s(load.running + 1, load.kv_tokens + context_tokens)
     return more - speed.tokens_per_s(load.running, load.kv_tokens)
 
@@ -65,31 +67,32 @@ def has_room(load: Load, speed: Speed, context_tokens: float, growth_tokens: flo
 def assign(
     waiting: Iterable[Waiting], loads: Sequence[Load], speed: Speed, growth_tokens: float
 ) -> list[tuple[int, int]]:
-    """(sequence id, lease epoch) in queue order, until one does not fit. Ties go to the older lease.
+    """(sequence id, lease epoch) in queue order, until one does not fit. Ties go to the
+    emptier replica, then to the older lease.
 
     `waiting` is read lazily: a long queue before full replicas costs nothing.
     """
     placed: list[tuple[int, int]] = []
     current = {load.epoch: load for load in loads}
-    heap: list[tuple[float, int]] = []
+    heap: list[tuple[float, int, int]] = []
     min_version: int | None = None
     for item in waiting:
         if item.min_version != min_version:
             min_version, context = item.min_version, item.context_tokens
             heap = [
-                (-marginal_gain(load, speed, context), load.epoch)
+                (-marginal_gain(load, speed, context), load.running, load.epoch)
                 for load in current.values()
                 if load.version >= min_version
             ]
             heapq.heapify(heap)
-        while heap and not has_room(current[heap[0][1]], speed, item.context_tokens, growth_tokens):
+        while heap and not has_room(current[heap[0][2]], speed, item.context_tokens, growth_tokens):
             heapq.heappop(heap)
         if not heap:
             break
-        epoch = heap[0][1]
+        epoch = heap[0][2]
         placed.append((item.id, epoch))
         current[epoch] = load = current[epoch].plus(1, item.context_tokens)
-        heapq.heapreplace(heap, (-marginal_gain(load, speed, item.context_tokens), epoch))
+        heapq.heapreplace(heap, (-marginal_gain(load, speed, item.context_tokens), load.running, epoch))
     return placed
 
 

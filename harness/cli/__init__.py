@@ -1,0 +1,67 @@
+"""`bench`: one file a verb. This file loads nothing but click, so that `bench --help` is instant."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+from harness import errors
+
+VERBS = {
+    "run": "Run one system on one model group and record it.",
+    "list": "List systems, models, workloads or runs.",
+    "show": "Show the summary of a run.",
+}
+
+
+class _Lazy(click.Group):
+    """Knows every verb's name and first line; imports a verb when it is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        command: click.Command = importlib.import_module(f"harness.cli.{cmd_name}_").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The overview, without importing a single verb."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in VERBS:
+            raise click.UsageError(str(errors.unknown("command", args[0], VERBS)))
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="pivot-bench", prog_name="bench")
+def cli() -> None:
+    """How should GPUs move between rollout, generative reward and training while an RL job runs?
+
+    Data goes to stdout, progress to stderr. Exit codes: 0 ok, 1 a check failed, 2 usage,
+    3 environment unfit, 4 some cells failed, 5 measurement invalid, 130 interrupted.
+    """
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Entry point: every error that a user can act on is one line and an exit code."""
+    try:
+        cli.main(args=arguments, prog_name="bench", standalone_mode=False)
+    except errors.BenchError as error:
+        click.echo(f"bench: {error}", err=True)
+        sys.exit(error.code)
+    except click.ClickException as error:
+        click.echo(f"bench: {error.format_message()}", err=True)
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("bench: interrupted; what was logged is kept", err=True)
+        sys.exit(errors.INTERRUPTED)

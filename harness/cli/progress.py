@@ -1,0 +1,76 @@
+"""Progress on stderr: the run first, then a line an RL step; with a bar where stderr is a terminal."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+import rich.console
+import rich.progress
+
+from harness.record import Event, RunDirectory
+from harness.spec import RunSpec
+from harness.tally import Tally
+
+
+class Progress:
+    """Follows one run."""
+
+    def __init__(self, spec: RunSpec, quiet: bool) -> None:
+        self._spec = spec
+        self._quiet = quiet
+        self._console = rich.console.Console(stderr=True, highlight=False, soft_wrap=True)
+        self._bar = rich.progress.Progress(
+            *rich.progress.Progress.get_default_columns(),
+            console=self._console,
+            transient=True,
+            disable=quiet or not self._console.is_terminal,
+        )
+        self._task = self._bar.add_task("RL steps", total=spec.steps)
+        self._began = time.perf_counter()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def started(self, run: RunDirectory) -> None:
+        group, spec = self._spec.group, self._spec
+        self._say(f"run {run.id}")
+        self._say(f"path {run.path}")
+        real = f"; real tiny weights stand for them, 1 token for {group.cluster.token_scale}" if (
+            spec.backend != "sim"
+        ) else ""  # fmt: skip
+        self._say(
+            f"{spec.kind}: {spec.system} on {group.name} = policy {group.pair.policy} + judge "
+            f"{group.pair.judge}{real}; {group.cluster.gpus} x {group.cluster.hardware.upper()}, "
+            f"staleness <= {spec.staleness}"
+        )
+        if spec.backend == "sim":
+            why = "is too large to be real here" if group.real is None else "was asked for without weights"
+            self._say(f"{group.name} {why}: lengths and durations are simulated, nothing is learned")
+        if not self._quiet:
+            self._bar.start()
+
+    def on_event(self, event: Event, tally: Tally) -> None:
+        if event["kind"] != "version.published" or self._quiet:
+            return
+        step = tally.steps[-1]
+        learned = (
+            f"  reward {step['reward']:.3f}  true {step['true_accuracy']:.3f}"
+            if step["reward"] is not None
+            else ""
+        )
+        self._say(
+            f"step {step['step'] + 1:>3}/{self._spec.steps}  {step['step_s']:8.1f} s{learned}  "
+            f"tokens {step['response_tokens_mean']:.0f} + {step['judge_tokens_mean']:.0f}  "
+            f"staleness {step['staleness_mean']:.2f}  wall {time.perf_counter() - self._began:.0f} s"
+        )
+        self._bar.advance(self._task)
+
+    def _say(self, line: str) -> None:
+        if not self._quiet:
+            self._console.print(line, markup=False)

@@ -1,0 +1,34 @@
+"""`bench show`: a run's summary again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from harness.cli.summary import render
+from harness.errors import BenchError
+from harness.record import RUNS, RunDirectory
+from harness.runner import recompute
+
+
+@click.command("show")
+@click.argument("run")
+@click.option("--recompute", "again", is_flag=True, help="Derive the summary from the events anew.")
+@click.option("--results", type=click.Path(path_type=Path), default=RUNS, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def command(run: str, again: bool, results: Path, as_json: bool) -> None:
+    """Show the summary of RUN: its id, its path, or an unambiguous part of its id."""
+    directory = RunDirectory.open(results, run)
+    kept = directory.path / "summary.json"
+    if again:
+        summary = recompute(directory)
+    elif kept.is_file():
+        summary = json.loads(kept.read_text())
+    else:
+        raise BenchError(
+            f"{directory.id} is {directory.manifest['status']} and has no summary; "
+            "'--recompute' derives one from what was logged"
+        )
+    click.echo(json.dumps(summary) if as_json else render(summary))

@@ -1,0 +1,77 @@
+"""The summary as text: what a run measured, with the kind of every number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+SHARE_ORDER = ("rollout", "reward", "train", "shifting", "idle")
+
+
+def render(summary: dict[str, Any]) -> str:
+    """Plain text, one fact a line."""
+    kind = summary["kind"]
+    gpus, makespan = summary["gpus"], summary["makespan_s"]
+    steps = summary["steps"]
+    tokens, shares = summary["tokens_per_s"], summary["gpu_time_share"]
+    scale = summary["token_scale"]
+    unit = "tokens/s" if scale == 1 else f"tiny tokens/s (each stands for {scale} of the pair's)"
+    lines = [
+        f"{summary['system']} on {summary['model']}: policy {summary['policy']} + judge {summary['judge']}, "
+        f"{gpus} GPUs, {len(steps)} steps, seed {summary['seed']}",
+        f"run              {summary['run']}",
+        f"numbers          {kind}" + (" (cost coefficients are provisional)" if summary["provisional"] else ""),
+        f"makespan         {makespan:.1f} s ({kind}), {_ratio(makespan, summary['lower_bound_s'])} of the "
+        f"lower bound {summary['lower_bound_s']:.1f} s",
+        f"throughput       {tokens['total']:.0f} {unit} = policy {tokens['policy']:.0f} + judge "
+        f"{tokens['judge']:.0f}; {tokens['total_per_gpu']:.1f} per GPU ({kind})",
+        "step             " + _step_line(steps) + f" ({kind})",
+        "GPU time         " + ", ".join(f"{name} {100 * shares[name]:.1f} %" for name in SHARE_ORDER),
+        "shifts           " + _shift_line(summary),
+        f"migrations       {summary['migrations']}",
+        f"staleness        mean {summary['realised_staleness']['mean']:.2f}, max "
+        f"{summary['realised_staleness']['max']} (bound {summary['staleness_bound']})",
+    ]
+    if steps[0]["reward"] is not None:
+        lines.append("learning         " + _learning_line(steps) + " (real text and weights)")
+    if summary["device_losses"]:
+        lines.append(f"device losses    {summary['device_losses']}")
+    if summary["weights_sha256"]:
+        lines.append(f"weights sha256   {summary['weights_sha256']}")
+    lines.append(f"events sha256    {summary['events_sha256']}")
+    return "\n".join(lines)
+
+
+def _ratio(value: float, base: float) -> str:
+    return f"{value / base:.2f} x" if base else "-"
+
+
+def _step_line(steps: list[dict[str, Any]]) -> str:
+    def mean(key: str) -> float:
+        return sum(step[key] for step in steps) / len(steps)
+
+    return (
+        f"{mean('step_s'):.1f} s = wait for batch {mean('wait_for_batch_s'):.1f} + wait for trainer "
+        f"{mean('wait_for_trainer_s'):.1f} + train {mean('train_s'):.1f}"
+    )
+
+
+def _shift_line(summary: dict[str, Any]) -> str:
+    phases = ", ".join(
+        f"{name} {facts['mean_s']:.2f}" for name, facts in summary["shift_phases"].items()
+    )
+    failed = f", {summary['failed_shifts']} failed" if summary["failed_shifts"] else ""
+    device_s = sum(facts["device_s"] for facts in summary["shift_phases"].values())
+    return f"{summary['shifts']}{failed}; mean seconds by phase: {phases or '-'}; {device_s:.0f} GPU-seconds"
+
+
+def _learning_line(steps: list[dict[str, Any]]) -> str:
+    first, last = steps[:2], steps[-5:]
+
+    def mean(rows: list[dict[str, Any]], key: str) -> float:
+        return sum(row[key] for row in rows) / len(rows)
+
+    return (
+        f"reward {mean(first, 'reward'):.3f} -> {mean(last, 'reward'):.3f}, true accuracy "
+        f"{mean(first, 'true_accuracy'):.3f} -> {mean(last, 'true_accuracy'):.3f} "
+        f"(first {len(first)}, last {len(last)} steps)"
+    )

@@ -1,0 +1,82 @@
+"""Shared by all suites: small runs in virtual time, recorded in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from harness.build import Parts, build
+from harness.runner import header
+from harness.spec import RunSpec, resolve
+from harness.tally import Tally
+from systems.backends.base import Backend
+from systems.clock import run_virtual
+from systems.pipeline import Pipeline
+from systems.policies import SYSTEMS
+from systems.runtime import Runtime
+
+# Small enough that hundreds of runs take seconds; lengths still differ by a factor of ten and more.
+SMALL = (
+    "workload.prompts=4", "workload.samples=4", "workload.mini_batches=2", "workload.micro_batch_samples=8",
+    "lengths.response_median=200", "lengths.response_cap=3000", "lengths.judge_at_1k=400",
+    "lengths.judge_cap=3000",
+)  # fmt: skip
+
+
+class MemoryLog:
+    """An event sink that keeps events."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+
+    def emit(self, kind: str, now_ns: int, **fields: Any) -> None:
+        self.events.append({"t": now_ns, "kind": kind, **fields})
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["kind"] == kind]
+
+
+def small_spec(
+    system: str = "pivot", model: str = "dense-9b", steps: int = 3, seed: int = 0,
+    staleness: int | None = None, gpus: int | None = 8, settings: tuple[str, ...] = SMALL,
+) -> RunSpec:  # fmt: skip
+    return resolve(
+        system=system, model=model, backend=None, steps=steps, seed=seed, staleness=staleness, gpus=gpus,
+        settings=settings,
+    )  # fmt: skip
+
+
+def simulate(spec: RunSpec, wrap: Any = lambda backend: backend) -> tuple[MemoryLog, Tally, Runtime]:
+    """Run a spec on its backend, wrapped, and tally its events."""
+    parts: Parts = build(spec)
+    backend: Backend = wrap(parts.backend)
+    log, tally, kept = MemoryLog(), Tally(), []
+
+    async def drive() -> None:
+        runtime = Runtime(
+            parts.layout, parts.recipe, SYSTEMS[spec.system](), backend, log, parts.prior
+        )
+        kept.append(runtime)
+        await Pipeline(parts.recipe, parts.workload, runtime, log).run()
+
+    log.emit("run.began", 0, **header(spec, parts))
+    run_virtual(drive())
+    for event in log.events:
+        tally.add(event)
+    return log, tally, kept[0]
+
+
+@pytest.fixture()
+def virtual() -> Any:
+    """Runs a coroutine function in virtual time."""
+
+    def run(main: Any) -> Any:
+        async def bounded() -> Any:
+            async with asyncio.timeout(1e6):
+                return await main()
+
+        return run_virtual(bounded())
+
+    return run

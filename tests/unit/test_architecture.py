@@ -1,0 +1,71 @@
+"""The shape of the house: who may import whom, and who may know a system's name."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from systems.policies import ALIASES, SYSTEMS
+
+ROOT = Path(__file__).parents[2]
+CODE = [
+    path
+    for room in ("systems", "harness", "workloads", "paper_figures")
+    for path in sorted((ROOT / room).rglob("*.py"))
+]
+
+
+def test_imports_point_one_way() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", "from importlinter.cli import lint_imports; raise SystemExit(lint_imports())"],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_other_file_compares_with_a_systems_name(path: Path) -> None:
+    if path.parent.name == "policies":
+        return
+    names = "|".join(map(re.escape, [*SYSTEMS, *ALIASES]))
+    compared = re.compile(rf"""(==|!=|\bin\b|\bis\b|match|case)[^#\n]*["']({names})["']""")
+    found = [line for line in path.read_text().splitlines() if compared.search(line)]
+    assert not found, f"{path} asks which system it is: {found}"
+
+
+@pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_control_code_has_no_clock_and_no_global_randomness(path: Path) -> None:
+    if "systems" not in path.parts or "live" in path.parts:
+        return
+    forbidden = re.compile(r"\b(time\.(time|monotonic|perf_counter|sleep)|random\.(random|choice|shuffle)\()")
+    assert not forbidden.search(path.read_text())
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, harness.cli as c\n"
+        "try: c.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'ray', 'vllm', 'pandas', 'matplotlib', 'pydantic', 'pyarrow', 'numpy', 'rich'}\n"
+        "print('LOADED', sorted(heavy & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert "LOADED []" in result.stdout, result.stdout + result.stderr
+
+
+def test_simulation_loads_no_torch() -> None:
+    code = "import sys, harness.runner, harness.build; print('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert result.stdout.strip() == "False", result.stderr
+
+
+def test_a_new_system_needs_no_edit_outside_policies() -> None:
+    for name in SYSTEMS:
+        hits = [
+            path
+            for path in CODE
+            if path.parent.name != "policies" and re.search(rf"""["']{name}["']""", path.read_text())
+        ]
+        assert not hits, f"{name} is named in {hits}"
