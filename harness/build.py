@@ -55,9 +55,7 @@ def build(spec: RunSpec) -> Parts:
     workload: Workload
     backend: Backend
     if spec.backend == "sim":
-        synthetic = SyntheticWorkload(
-            spec.group.lengths, spec.seed, recipe.samples, recipe.judge_calls
-        )
+        synthetic = SyntheticWorkload(spec.group.lengths, spec.seed, recipe.samples, recipe.judge_calls)
         workload = synthetic
         backend = SimBackend(spec.kind, cost, DrawnLengths(synthetic), CountingLearner())
     elif spec.backend == "cosim":
@@ -89,9 +87,7 @@ def cost_of(group: ModelGroup) -> ClusterCost:
 def layout_of(group: ModelGroup, cost: ClusterCost) -> Layout:
     cluster = group.cluster
     layout = Layout(
-        devices=tuple(
-            Device(i, i // cluster.gpus_per_node, cluster.hardware) for i in range(cluster.gpus)
-        ),
+        devices=tuple(Device(i, i // cluster.gpus_per_node, cluster.hardware) for i in range(cluster.gpus)),
         width={Role.ROLLOUT: group.pair.policy_tp, Role.REWARD: group.pair.judge_tp, Role.TRAIN: 1},
         template={Role.TRAIN: cluster.train, Role.ROLLOUT: cluster.rollout, Role.REWARD: cluster.reward},
         train_min=cost.training.smallest_unit,
@@ -243,4 +239,3 @@ def draw_losses(spec: RunSpec, layout: Layout) -> tuple[Fault, ...]:
         Fault(rng.uniform(0, faults.within_s), rng.choice(layout.devices).id) for _ in range(faults.losses)
     ]
     return tuple(sorted(drawn))
-

@@ -31,7 +31,7 @@ class InvalidRun(BenchError):
 
 
 def unknown(what: str, given: str, known: Iterable[str]) -> UsageError:
-    """"unknown fruit 'aple'; did you mean 'apple'?", or the whole list where nothing is near."""
+    """ "unknown fruit 'aple'; did you mean 'apple'?", or the whole list where nothing is near."""
     names = list(known)
     near = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}"

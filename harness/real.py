@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import workloads
@@ -30,8 +29,7 @@ try:
     )
 except ModuleNotFoundError as error:
     raise UnfitError(
-        f"a run with real models needs '{error.name}': pip install 'pivot-bench[live]', "
-        "or use --backend sim"
+        f"a run with real models needs '{error.name}': pip install 'pivot-bench[live]', or use --backend sim"
     ) from None
 
 PACKAGE = Path(workloads.__file__).parent
@@ -56,8 +54,9 @@ def cosimulated(
     """Real tokens, verdicts and gradients; durations from the cost model."""
     real, learning = spec.group.real, spec.group.learning
     assert real is not None
-    # A thread per core up to two: at this size more threads only wait for each other.
-    torch.set_num_threads(min(2, os.cpu_count() or 1))
+    # The bits do not depend on it. A second thread gains a fifth on an idle machine, and loses far more
+    # on a busy one, where tiny operators wait for a core that somebody else has.
+    torch.set_num_threads(1)
     policy = load_model(PACKAGE / real.policy)
     judge = load_model(PACKAGE / real.judge)
     versions = PolicyVersions(policy.config, keep=recipe.staleness + 2)
@@ -81,8 +80,6 @@ def cosimulated(
         ),
         Role.REWARD: Serving(Sampler(task.VOCAB, 0.0), task.STOP, learning.judge_max_new_tokens),
     }
-    lengths = EngineLengths(
-        versions, ServingModel(judge.config, to_standard(judge)), serving, judge_tokens
-    )
+    lengths = EngineLengths(versions, ServingModel(judge.config, to_standard(judge)), serving, judge_tokens)
     backend = SimBackend(spec.kind, cost, lengths, learner)
     return backend, HopsWorkload(spec.seed), LearnedPolicy(learner)

@@ -100,7 +100,8 @@ def rarely_collected() -> Iterator[None]:
 
 
 def tally_end(tally: Tally) -> int:
-    return round(tally.steps[-1]["published_s"] * 1e9)
+    published_s: float = tally.steps[-1]["published_s"]
+    return round(published_s * 1e9)
 
 
 def header(spec: RunSpec, parts: Parts) -> dict[str, Any]:

@@ -73,13 +73,13 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
             self._jump()
         for _ in range(len(ready)):
             handle = ready.popleft()
-            if not handle._cancelled:  # type: ignore[attr-defined]
+            if not handle._cancelled:
                 handle._run()
 
     def _jump(self) -> None:
         """Move the clock to the next timer, and make all timers of that moment ready."""
         timers = self._timers
-        while timers and timers[0][2]._cancelled:  # type: ignore[attr-defined]
+        while timers and timers[0][2]._cancelled:
             heapq.heappop(timers)
             self._dead -= 1
         if not timers:
@@ -89,18 +89,18 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         self.now_ns = when = max(self.now_ns, timers[0][0])
         while timers and timers[0][0] <= when:
             timer = heapq.heappop(timers)[2]
-            if timer._cancelled:  # type: ignore[attr-defined]
+            if timer._cancelled:
                 self._dead -= 1
             else:
-                timer._scheduled = False
+                timer._scheduled = False  # type: ignore[attr-defined]
                 self._ready.append(timer)
 
-    def call_later(
+    def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         return self._call_at_ns(self.now_ns + round(delay * NS_PER_S), callback, args, context)
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         return self._call_at_ns(round(when * NS_PER_S), callback, args, context)
@@ -109,21 +109,21 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         self, when: int, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
     ) -> asyncio.TimerHandle:
         timer = asyncio.TimerHandle(when / NS_PER_S, callback, args, self, context)
-        timer._scheduled = True
+        timer._scheduled = True  # type: ignore[attr-defined]
         heapq.heappush(self._timers, (when, self._set, timer))
         self._set += 1
         return timer
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """Called by a handle's `cancel`; the heap is rebuilt when most of it is dead."""
-        if handle._scheduled:
+        if handle._scheduled:  # type: ignore[attr-defined]
             self._dead += 1
         if self._dead > CROWDED and self._dead > len(self._timers) // 2:
             self._timers = [entry for entry in self._timers if not entry[2].cancelled()]
             heapq.heapify(self._timers)
             self._dead = 1  # the handle being cancelled is marked only after this call
 
-    def call_soon_threadsafe(
+    def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
         if threading.get_ident() != self._home:
@@ -137,13 +137,13 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
             raise error
         super().call_exception_handler(context)
 
-    def run_in_executor(self, *_: Any) -> NoReturn:
+    def run_in_executor(self, *_: Any) -> NoReturn:  # type: ignore[override]
         raise RuntimeError("virtual time has no executors: a thread would make the run irreproducible")
 
-    def add_reader(self, *_: Any) -> NoReturn:
+    def add_reader(self, *_: Any) -> NoReturn:  # type: ignore[override]
         raise RuntimeError("virtual time waits for no file descriptors")
 
-    def add_writer(self, *_: Any) -> NoReturn:
+    def add_writer(self, *_: Any) -> NoReturn:  # type: ignore[override]
         raise RuntimeError("virtual time waits for no file descriptors")
 
 

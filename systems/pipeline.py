@@ -35,7 +35,6 @@ from systems.types import (
     SequencePhase,
 )
 
-
 T = TypeVar("T")
 
 

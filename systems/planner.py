@@ -109,14 +109,15 @@ class _Flow:
         judges = split[Role.REWARD] and any(self.judging)
         return not ((self.trainable and split[Role.TRAIN]) or rolls or judges)
 
-    def advance(self, train: int, rollout: int, reward: int, limit_s: float) -> None:
+    def advance(self, split: Split, limit_s: float) -> None:
         """One slice: as long as rates hold about, at most `limit_s`."""
+        train = split[Role.TRAIN]
         if self.training_s is None and train and self.trainable:
             del self.rolling[0], self.judging[0]
             self.training_s = self.train_device_s
         rolling, judging = sum(self.rolling), sum(self.judging)
-        rolled, roll_rate = self.rollout.each(rollout, rolling)
-        judged, judge_rate = self.reward.each(reward, judging)
+        rolled, roll_rate = self.rollout.each(split[Role.ROLLOUT], rolling)
+        judged, judge_rate = self.reward.each(split[Role.REWARD], judging)
         slice_s = limit_s
         if rolled:
             slice_s = min(slice_s, SLICE / roll_rate)
@@ -151,9 +152,7 @@ class _Flow:
                     self.judging.append(0.0)
 
 
-def forecast(
-    view: View, now: Split, split: Split, base: Split, limit_s: float = math.inf
-) -> Forecast:
+def forecast(view: View, now: Split, split: Split, base: Split, limit_s: float = math.inf) -> Forecast:
     """T if the cluster, now split as `now`, is split as `split` and later as `base`.
 
     A forecast that exceeds `limit_s` is not pursued: its time is infinite.
@@ -168,13 +167,13 @@ def forecast(
         if flow.publishes >= wanted or flow.time_s > limit_s:
             break
         if flow.time_s < ready_s:
-            kept = [min(before[role], after[role]) for role in (Role.TRAIN, Role.ROLLOUT, Role.REWARD)]
-            flow.advance(*kept, ready_s - flow.time_s)
+            kept = {role: min(before[role], after[role]) for role in Role}
+            flow.advance(kept, ready_s - flow.time_s)
         elif not on_base and flow.stuck(after):
             before, after, on_base = after, base, True
             ready_s = flow.time_s + shift_s
         else:
-            flow.advance(after[Role.TRAIN], after[Role.ROLLOUT], after[Role.REWARD], math.inf)
+            flow.advance(after, math.inf)
     time_s = flow.time_s if flow.publishes >= wanted else math.inf
     spread = max(view.estimates.length_cv.values()) / math.sqrt(flow.batch)
     return Forecast(time_s, spread * time_s)
@@ -281,4 +280,3 @@ def _block_load(view: View) -> dict[int, int]:
                 index = (device - first) // view.layout.block
                 load[index] = load.get(index, 0) + replica.running
     return load
-

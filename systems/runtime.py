@@ -367,4 +367,3 @@ class Runtime:
             self._training_since = None
             self._train_idle.set()
             self.changed()
-

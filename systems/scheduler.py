@@ -96,9 +96,7 @@ def assign(
     return placed
 
 
-def rebalance(
-    loads: Sequence[Load], speed: Speed, remaining_tokens: float, reprefill_s: float
-) -> list[Move]:
+def rebalance(loads: Sequence[Load], speed: Speed, remaining_tokens: float, reprefill_s: float) -> list[Move]:
     """Moves from the fullest to the emptiest replica that pay for themselves.
 
     Moving k sequences changes the role's tokens per second by d for about the time that a sequence

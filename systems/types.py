@@ -237,7 +237,8 @@ class Sample:
     @property
     def oldest_version(self) -> int:
         """Version of the oldest policy token (staleness is counted from it)."""
-        assert self.response is not None and self.response.segments, f"sample {self.id} has no tokens"
+        assert self.response is not None
+        assert self.response.segments, f"sample {self.id} has no tokens"
         return min(segment.version for segment in self.response.segments)
 
 

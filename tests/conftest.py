@@ -55,9 +55,7 @@ def simulate(spec: RunSpec, wrap: Any = lambda backend: backend) -> tuple[Memory
     log, tally, kept = MemoryLog(), Tally(), []
 
     async def drive() -> None:
-        runtime = Runtime(
-            parts.layout, parts.recipe, SYSTEMS[spec.system](), backend, log, parts.prior
-        )
+        runtime = Runtime(parts.layout, parts.recipe, SYSTEMS[spec.system](), backend, log, parts.prior)
         kept.append(runtime)
         await Pipeline(parts.recipe, parts.workload, runtime, log).run()
 
@@ -68,7 +66,7 @@ def simulate(spec: RunSpec, wrap: Any = lambda backend: backend) -> tuple[Memory
     return log, tally, kept[0]
 
 
-@pytest.fixture()
+@pytest.fixture
 def virtual() -> Any:
     """Runs a coroutine function in virtual time."""
 

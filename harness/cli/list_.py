@@ -62,7 +62,7 @@ def workloads() -> list[str]:
         group = load_group(name)
         step = group.workload
         text = "hops, real text" if group.real else (
-            f"lengths: response median {group.lengths.response_median:.0f}, cap {group.lengths.response_cap}; "
+            f"responses: median {group.lengths.response_median:.0f}, cap {group.lengths.response_cap}; "
             f"judgement of 1k tokens {group.lengths.judge_at_1k:.0f}, cap {group.lengths.judge_cap}"
         )  # fmt: skip
         lines.append(

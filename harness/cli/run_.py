@@ -17,14 +17,26 @@ from harness.spec import BACKENDS, resolve
 @click.command("run")
 @click.option("--system", required=True, help="Who decides where GPUs work; see 'bench list systems'.")
 @click.option("--model", required=True, help="Model group: a policy and a judge; see 'bench list models'.")
-@click.option("--backend", type=click.Choice(list(BACKENDS)), help="Default: cosim where weights are real, else sim.")
+@click.option(
+    "--backend", type=click.Choice(list(BACKENDS)), help="Default: cosim where weights are real, else sim."
+)
 @click.option("--steps", type=int, default=20, show_default=True, help="RL steps.")
 @click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--staleness", type=int, help="Bound on policy versions between generation and training. Default: the system's own.")
+@click.option(
+    "--staleness",
+    type=int,
+    help="Bound on policy versions between generation and training. Default: the system's own.",
+)
 @click.option("--gpus", type=int, help="Devices; the template split keeps its proportions.")
-@click.option("--set", "settings", multiple=True, metavar="TABLE.KEY=VALUE", help="Change one setting; repeatable.")
-@click.option("--results", type=click.Path(path_type=Path), default=RUNS, show_default=True, help="Where runs are kept.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout (schema: docs/results-format.md).")
+@click.option(
+    "--set", "settings", multiple=True, metavar="TABLE.KEY=VALUE", help="Change one setting; repeatable."
+)
+@click.option(
+    "--results", type=click.Path(path_type=Path), default=RUNS, show_default=True, help="Where runs are kept."
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="One JSON object on stdout (schema: docs/results-format.md)."
+)
 @click.option("--quiet", is_flag=True, help="No progress.")
 def command(
     system: str, model: str, backend: str | None, steps: int, seed: int, staleness: int | None,

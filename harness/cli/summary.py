@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import Any
 
 SHARE_ORDER = ("rollout", "reward", "train", "shifting", "idle")
@@ -19,7 +20,8 @@ def render(summary: dict[str, Any]) -> str:
         f"{summary['system']} on {summary['model']}: policy {summary['policy']} + judge {summary['judge']}, "
         f"{gpus} GPUs, {len(steps)} steps, seed {summary['seed']}",
         f"run              {summary['run']}",
-        f"numbers          {kind}" + (" (cost coefficients are provisional)" if summary["provisional"] else ""),
+        f"numbers          {kind}"
+        + (" (cost coefficients are provisional)" if summary["provisional"] else ""),
         f"makespan         {makespan:.1f} s ({kind}), {_ratio(makespan, summary['lower_bound_s'])} of the "
         f"lower bound {summary['lower_bound_s']:.1f} s",
         f"throughput       {tokens['total']:.0f} {unit} = policy {tokens['policy']:.0f} + judge "
@@ -47,7 +49,7 @@ def _ratio(value: float, base: float) -> str:
 
 def _step_line(steps: list[dict[str, Any]]) -> str:
     def mean(key: str) -> float:
-        return sum(step[key] for step in steps) / len(steps)
+        return fmean(step[key] for step in steps)
 
     return (
         f"{mean('step_s'):.1f} s = wait for batch {mean('wait_for_batch_s'):.1f} + wait for trainer "
@@ -56,9 +58,7 @@ def _step_line(steps: list[dict[str, Any]]) -> str:
 
 
 def _shift_line(summary: dict[str, Any]) -> str:
-    phases = ", ".join(
-        f"{name} {facts['mean_s']:.2f}" for name, facts in summary["shift_phases"].items()
-    )
+    phases = ", ".join(f"{name} {facts['mean_s']:.2f}" for name, facts in summary["shift_phases"].items())
     failed = f", {summary['failed_shifts']} failed" if summary["failed_shifts"] else ""
     device_s = sum(facts["device_s"] for facts in summary["shift_phases"].values())
     return f"{summary['shifts']}{failed}; mean seconds by phase: {phases or '-'}; {device_s:.0f} GPU-seconds"
@@ -68,7 +68,7 @@ def _learning_line(steps: list[dict[str, Any]]) -> str:
     first, last = steps[:2], steps[-5:]
 
     def mean(rows: list[dict[str, Any]], key: str) -> float:
-        return sum(row[key] for row in rows) / len(rows)
+        return fmean(row[key] for row in rows)
 
     return (
         f"reward {mean(first, 'reward'):.3f} -> {mean(last, 'reward'):.3f}, true accuracy "

@@ -57,7 +57,7 @@ class TokenChunk(NamedTuple):
     sequence: int
     epoch: int
     version: int
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
     tokens: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     serial: int = -1

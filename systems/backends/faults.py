@@ -16,9 +16,9 @@ from systems.backends.base import (
     ServingWorker,
     TokenChunk,
     TrainingWorker,
+    Work,
     WorkerLoad,
     WorkerLost,
-    Work,
 )
 from systems.types import Kind, Lease, PhaseDone, Shift
 

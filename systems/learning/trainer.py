@@ -153,16 +153,15 @@ class GrpoLearner:
                 surprise += float(((behaviour - logprobs) * mask).sum())
         self._count("clip_fraction", clipped / tokens)
         self._count("behaviour_kl", surprise / tokens)
-        return [
-            p.grad if p.grad is not None else torch.zeros_like(p) for p in self._parameters
-        ]
+        return [p.grad if p.grad is not None else torch.zeros_like(p) for p in self._parameters]
 
     def _count(self, name: str, amount: float) -> None:
         self._stats[name] = self._stats.get(name, 0.0) + amount
 
     def _logprobs(self, model: Qwen3, ids: Tensor) -> Tensor:
         """Log-probability of each next token [B, T - 1], under the distribution that is sampled from."""
-        logits = model(ids[:, :-1])[..., : self._vocab] / self.config.temperature
+        logits: Tensor = model(ids[:, :-1])
+        logits = logits[..., : self._vocab] / self.config.temperature
         return logits.log_softmax(-1).gather(2, ids[:, 1:, None])[..., 0]
 
     @torch.no_grad()

@@ -10,6 +10,8 @@ Invariants
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -109,8 +111,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x [B, T, hidden] from position 0, causal."""
         c = self.config
-        qkv = F.linear(self.norm_attention(x), self.qkv).unflatten(-1, (-1, c.head_dim))
-        q, k, v = qkv.split([c.heads, c.kv_heads, c.kv_heads], -2)
+        qkv = F.linear(self.norm_attention(x), self.qkv).view(*x.shape[:-1], -1, c.head_dim)
+        q, k, v = torch.split(qkv, [c.heads, c.kv_heads, c.kv_heads], -2)
         q, k = rotate(self.norm_q(q), cos, sin), rotate(self.norm_k(k), cos, sin)
         k, v = k.transpose(1, 2), v.transpose(1, 2)
         repeat = c.heads // c.kv_heads
@@ -121,7 +123,8 @@ class Block(nn.Module):
             is_causal=True,
         )
         x = x + F.linear(attended.transpose(1, 2).flatten(2), self.out)
-        return x + self.ffn(self.norm_ffn(x))
+        mixed: Tensor = self.ffn(self.norm_ffn(x))
+        return x + mixed
 
 
 class Qwen3(nn.Module):
@@ -142,18 +145,22 @@ class Qwen3(nn.Module):
         self.register_buffer("cos", angle.cos()[:, None], persistent=False)  # [positions, 1, d/2]
         self.register_buffer("sin", angle.sin()[:, None], persistent=False)
 
+    @property
+    def layers(self) -> list[Block]:
+        return cast("list[Block]", list(self.blocks))
+
     def forward(self, ids: Tensor) -> Tensor:
         """Logits [B, T, vocab] for right-padded ids [B, T]; causal, positions from 0."""
         length = ids.shape[1]
         x = F.embedding(ids, self.embedding)
-        for block in self.blocks:
+        for block in self.layers:
             x = block(x, self.cos[:length], self.sin[:length])
         return F.linear(self.norm(x), self.head)
 
     def aux_loss(self) -> Tensor:
         """Sum over layers of the last forward's load-balancing loss (0 for a dense model)."""
         total = self.embedding.new_zeros(())
-        for block in self.blocks:
+        for block in self.layers:
             if isinstance(block.ffn, MoeFfn) and block.ffn.aux is not None:
                 total = total + block.ffn.aux
         return total

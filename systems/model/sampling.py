@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 # splitmix64 (Steele, Lea and Flood, OOPSLA 2014), as signed 64-bit constants; torch wraps on overflow.

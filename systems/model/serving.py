@@ -75,7 +75,7 @@ class ServingModel:
         self.config = config
         self.embedding = model.embedding.detach()
         self.head = (model.head * model.norm.weight).detach()
-        self.layers = [_Layer(block) for block in model.blocks]
+        self.layers = [_Layer(block) for block in model.layers]
         for layer in self.layers:
             for name, value in vars(layer).items():
                 if isinstance(value, Tensor):
@@ -155,7 +155,7 @@ def _tables(model: Qwen3) -> tuple[Tensor, Tensor]:
     config = model.config
     cos, sin = torch.cat([model.cos, model.cos], -1), torch.cat([-model.sin, model.sin], -1)
     direct, swapped = [], []
-    for block in model.blocks:
+    for block in model.layers:
         q, k = block.norm_q.weight / math.sqrt(config.head_dim), block.norm_k.weight
         weight = torch.cat([q.expand(config.heads, -1), k.expand(config.kv_heads, -1)])
         direct.append(cos * weight)

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from systems.model.config import ModelConfig, ModelConfigError, config_json, load_config
+from systems.model.config import ModelConfigError, config_json, load_config
 from systems.model.qwen3 import MoeFfn, Qwen3
 
 WEIGHTS_FILE = "model.safetensors"
@@ -26,13 +26,13 @@ def to_standard(model: Qwen3) -> dict[str, Tensor]:
         "lm_head.weight": model.head,
     }
     widths = [config.heads * config.head_dim] + 2 * [config.kv_heads * config.head_dim]
-    for index, block in enumerate(model.blocks):
+    for index, block in enumerate(model.layers):
         prefix = f"model.layers.{index}."
         state[prefix + "input_layernorm.weight"] = block.norm_attention.weight
         state[prefix + "post_attention_layernorm.weight"] = block.norm_ffn.weight
         state[prefix + "self_attn.q_norm.weight"] = block.norm_q.weight
         state[prefix + "self_attn.k_norm.weight"] = block.norm_k.weight
-        for name, part in zip("qkv", block.qkv.split(widths), strict=True):
+        for name, part in zip("qkv", torch.split(block.qkv, widths), strict=True):
             state[f"{prefix}self_attn.{name}_proj.weight"] = part
         state[prefix + "self_attn.o_proj.weight"] = block.out
         ffn = block.ffn

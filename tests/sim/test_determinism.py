@@ -30,7 +30,11 @@ def test_whatever_the_hash_seed(tmp_path: Path) -> None:
         command += ["--steps", "2", "--json", "--quiet", "--results", str(tmp_path)]
         command += [part for setting in SMALL for part in ("--set", setting)]
         result = subprocess.run(
-            command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONHASHSEED": hash_seed}
+            command,
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
         )
         summary = json.loads(result.stdout)
         events = (Path(summary["path"]) / "events.jsonl").read_bytes()

@@ -18,9 +18,7 @@ STEPS = 3
 def faults_of(seed: int) -> Any:
     """A wrapper with this seed's losses, slow devices and noise on answers."""
     rng = random.Random(f"faults/{seed}")
-    losses = tuple(
-        sorted(Fault(rng.uniform(0, 120), rng.randrange(8)) for _ in range(rng.randrange(4)))
-    )
+    losses = tuple(sorted(Fault(rng.uniform(0, 120), rng.randrange(8)) for _ in range(rng.randrange(4))))
     noise = Noise(
         lost=rng.choice([0.0, 0.02]),
         doubled=rng.choice([0.0, 0.1]),

@@ -34,11 +34,17 @@ PROBLEMS = st.builds(drawn_problem, SEEDS, HOPS)
 CHAIN = task.Problem("G", {"H": "4", "G": "h", "A": "x", "X": "3"}, (("G", "h"), ("H", "4")), "4")
 
 
-def sequence_of(text: str, prompt: Prompt = Prompt(0), role: Role = Role.ROLLOUT) -> Sequence:  # noqa: B008
-    sample = Sample(0, Group(0, prompt, 0))
+def sequence_of(text: str, role: Role, prompt: Prompt, group: int = 0) -> Sequence:
+    """A complete sequence of a sample of `group`, with this text."""
     tokens = list(task.encode(text))
-    sample.response = Sequence(0, sample, role, prompt, 0, length=len(tokens), tokens=tokens)
-    return sample.response
+    sample = Sample(0, Group(group, prompt, 0))
+    return Sequence(0, sample, role, prompt, 0, length=len(tokens), tokens=tokens)
+
+
+def sample_with(text: str, prompt: Prompt, group: int) -> Sample:
+    response = sequence_of(text, Role.ROLLOUT, prompt, group)
+    response.sample.response = response
+    return response.sample
 
 
 # ------------------------------------------------------------------------------------------- problems
@@ -116,7 +122,8 @@ def test_hops_have_a_long_tail_within_bounds() -> None:
 
 
 def test_edges_are_shuffled() -> None:
-    first = sum(next(iter(drawn_problem(seed, 5).edges)) == drawn_problem(seed, 5).start for seed in range(200))
+    problems = [drawn_problem(seed, 5) for seed in range(200)]
+    first = sum(next(iter(problem.edges)) == problem.start for problem in problems)
     assert 0 < first < 80
 
 
@@ -321,8 +328,7 @@ def test_the_judge_reads_problem_response_and_mark(seed: int, group: int, noise:
     workload = HopsWorkload(seed)
     prompt = workload.prompt(group)
     response = demo.answer(drawn_of(seed, group), random.Random(noise), 0.12, demo.NOISY)
-    sample = sequence_of(response, prompt).sample
-    read = workload.judge_prompt(Sample(0, Group(group, prompt, 0), response=sample.response))
+    read = workload.judge_prompt(sample_with(response, prompt, group))
     assert task.decode(read.tokens) == task.decode(prompt.tokens) + response + task.JUDGE_MARK
     assert read.length == len(read.tokens)
     assert read.tokens == judge_tokens(prompt.tokens, task.encode(response))
@@ -342,14 +348,13 @@ def drawn_of(seed: int, group: int) -> task.Problem:
 @given(st.integers(0, 500), st.integers(0, 500), st.sampled_from(task.DIGITS))
 def test_truth_is_the_answer_of_the_groups_own_problem(seed: int, group: int, digit: str) -> None:
     workload = HopsWorkload(seed)
-    response = sequence_of(f"#{digit}.", workload.prompt(group))
-    sample = Sample(0, Group(group, workload.prompt(group), 0), response=response)
+    sample = sample_with(f"#{digit}.", workload.prompt(group), group)
     assert workload.truth(sample) == float(digit == drawn_of(seed, group).answer)
 
 
 @pytest.mark.parametrize(("text", "reward"), [("#44+>1.", 1.0), ("#94->0.", 0.0), ("#4", 0.0), ("", 0.0)])
 def test_a_judgement_without_a_verdict_is_worth_nothing(text: str, reward: float) -> None:
-    assert HopsWorkload(0).verdict(sequence_of(text, role=Role.REWARD)) == reward
+    assert HopsWorkload(0).verdict(sequence_of(text, Role.REWARD, Prompt(0))) == reward
 
 
 # ---------------------------------------------------------------------------------------------- limits

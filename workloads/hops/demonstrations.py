@@ -40,9 +40,7 @@ def walk(problem: Problem, rng: random.Random, wrong_hop: float = 0.0) -> tuple[
     return ",".join(hops), None
 
 
-def answer(
-    problem: Problem, rng: random.Random, wrong_hop: float, mix: Mix, right_guess: float = 0.2
-) -> str:
+def answer(problem: Problem, rng: random.Random, wrong_hop: float, mix: Mix, right_guess: float = 0.2) -> str:
     """A response: a guess, a chain, or a chain written twice."""
     which = rng.random()
     if which < mix[0]:

@@ -53,7 +53,7 @@ def initialise(config: ModelConfig, seed: int) -> Qwen3:
     residual = 1 / math.sqrt(2 * config.layers)
     torch.nn.init.normal_(model.embedding, 0, 0.5)
     torch.nn.init.normal_(model.head, 0, 0.02)
-    for block in model.blocks:
+    for block in model.layers:
         torch.nn.init.normal_(block.qkv, 0, config.hidden**-0.5)
         torch.nn.init.normal_(block.out, 0, block.out.shape[-1] ** -0.5 * residual)
         torch.nn.init.normal_(block.ffn.gate_up, 0, config.hidden**-0.5)
@@ -70,7 +70,7 @@ def _plant_previous_token_head(model: Qwen3) -> None:
     A constant embedding channel feeds q and k through the fast rotary pairs; q is rotated by one
     position, so its score peaks at distance 1.
     """
-    config, block = model.config, model.blocks[0]
+    config, block = model.config, model.layers[0]
     width = config.head_dim
     model.embedding[:, 0] = 1.5
     frequency = config.rope_theta ** -(torch.arange(0, width, 2).double() / width)

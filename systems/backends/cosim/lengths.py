@@ -177,4 +177,3 @@ class EngineLengths:
 
 def _taken(request: Request, version: int, start: int) -> _Continuation:
     return _Continuation(version, start, tuple(request.tokens[start:]), tuple(request.logprobs[start:]))
-

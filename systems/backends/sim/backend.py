@@ -99,5 +99,3 @@ class SimBackend:
 
     def close(self) -> None:
         pass
-
-

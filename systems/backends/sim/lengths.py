@@ -55,5 +55,3 @@ class LengthTable(Protocol):
     """A workload's lengths: how many tokens a sequence will have generated when it ends."""
 
     def total_tokens(self, work: Work) -> int: ...
-
-

@@ -27,7 +27,7 @@ class Lifeline:
     async def sleep(self, seconds: float) -> None:
         self.check()
         future: asyncio.Future[None] = self._loop.create_future()
-        timer = self._loop.call_later(seconds, lambda: future.done() or future.set_result(None))
+        timer = self._loop.call_later(seconds, _wake, future)
         self._sleeping.append(future)
         try:
             await future
@@ -43,3 +43,8 @@ class Lifeline:
                 if not future.done():
                     future.set_exception(WorkerLost(self.devices, why))
         return self._lost
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 
-from systems.backends.base import Finished, TokenChunk, WorkerLost, Work, WorkerLoad
+from systems.backends.base import Finished, TokenChunk, Work, WorkerLoad, WorkerLost
 from systems.backends.sim.cost import ServingCost
 from systems.backends.sim.lengths import LengthSource
 from systems.backends.sim.lifeline import Lifeline
@@ -101,7 +101,9 @@ class SimReplica:
             yield item
 
     async def update(self, version: int) -> None:
-        assert not self._batch and not self._arrived, "a replica is updated when it holds nothing"
+        self._life.check()
+        assert not self._batch, "a replica is updated when it holds nothing"
+        assert not self._arrived
         await self._life.sleep(self._update_s * self._slowdown(self.devices))
         self.version = version
 
