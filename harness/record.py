@@ -34,23 +34,19 @@ Event = dict[str, Any]
 
 
 class EventLog:
-    """Appends events to `events.jsonl`, hashes them, and shows them to observers."""
+    """Appends events to `events.jsonl`, hashes them, and shows each to an observer."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, observer: Callable[[Event], None]) -> None:
+        self._observe = observer
         self._file = path.open("wb", buffering=1 << 20)
         self._sha = hashlib.sha256()
-        self._observers: list[Callable[[Event], None]] = []
-
-    def observe(self, observer: Callable[[Event], None]) -> None:
-        self._observers.append(observer)
 
     def emit(self, kind: str, now_ns: int, **fields: Any) -> None:
         event = {"t": now_ns, "kind": kind, **fields}
         line = orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS)
         self._file.write(line)
         self._sha.update(line)
-        for observer in self._observers:
-            observer(event)
+        self._observe(event)
         if kind == "version.published":
             self._file.flush()
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from harness.build import Parts, build
 from harness.errors import BenchError, InvalidRun
-from harness.record import RUNS, SCHEMA, Event, EventLog, RunDirectory, read_events
+from harness.record import RUNS, SCHEMA, EventLog, RunDirectory, read_events
 from harness.spec import RunSpec
 from harness.tally import Tally
 from systems.clock import now_ns, run_virtual
@@ -34,15 +34,14 @@ class RunResult:
 
 def run(
     spec: RunSpec, root: Path = RUNS, *, started: Callable[[RunDirectory], None] = lambda _: None,
-    observer: Callable[[Event, Tally], None] = lambda *_: None,
+    stepped: Callable[[Tally], None] = lambda _: None,
 ) -> RunResult:  # fmt: skip
     """Run `spec` and record it under `root`. Errors in the request are raised before anything exists."""
     parts = build(spec)
     directory = RunDirectory.create(root, spec)
     started(directory)
-    log, tally = EventLog(directory.events_path), Tally()
-    log.observe(tally.add)
-    log.observe(lambda event: observer(event, tally))
+    tally = Tally(stepped)
+    log = EventLog(directory.events_path, tally.add)
     began = time.perf_counter()
     status, reason = "failed", ""
     try:

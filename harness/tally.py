@@ -48,9 +48,13 @@ class _Owner:
 
 
 class Tally:
-    """Feed it every event in order; ask it for steps and the summary at any time."""
+    """Feed it every event in order; ask it for steps and the summary at any time.
 
-    def __init__(self) -> None:
+    `stepped` is called after every RL step.
+    """
+
+    def __init__(self, stepped: Callable[[Tally], None] = lambda _: None) -> None:
+        self._stepped = stepped
         self.steps: list[dict[str, Any]] = []
         self.migrations = 0
         self.began: Event = {}
@@ -219,6 +223,7 @@ class Tally:
             }
         )
         self._last_publish_ns = now
+        self._stepped(self)
 
     # ------------------------------------------------------------------------------- device time
 

@@ -1,5 +1,5 @@
 """A queue with one reader, for streams. `asyncio.Queue` asks for the running loop at every wait, which
-is a system call; with hundreds of thousands of waits a run that was a tenth of its time."""
+is a system call; with hundreds of thousands of waits a run that was 5 to 8 % of its time."""
 
 from __future__ import annotations
 

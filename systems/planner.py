@@ -227,7 +227,11 @@ def choose(view: View, now: Split, base: Split) -> Choice:
     """
     if view.training.started_ns is None:
         near = [split for split in candidates(view, [base], largest=1) if all(split.values())]
-        base = min(near, key=lambda split: forecast(view, now, split, split).time_s)
+        best_s = math.inf
+        for split in near:
+            time_s = forecast(view, now, split, split, best_s).time_s
+            if time_s < best_s:
+                base, best_s = split, time_s
     flow = _Flow(view)
     moving = [split for split in [*candidates(view, [now]), base] if not flow.stuck(split)]
     if not moving:

@@ -8,7 +8,7 @@ from types import TracebackType
 import rich.console
 import rich.progress
 
-from harness.record import Event, RunDirectory
+from harness.record import RunDirectory
 from harness.spec import RunSpec
 from harness.tally import Tally
 
@@ -55,9 +55,7 @@ class Progress:
         if not self._quiet:
             self._bar.start()
 
-    def on_event(self, event: Event, tally: Tally) -> None:
-        if event["kind"] != "version.published" or self._quiet:
-            return
+    def stepped(self, tally: Tally) -> None:
         step = tally.steps[-1]
         learned = (
             f"  reward {step['reward']:.3f}  true {step['true_accuracy']:.3f}"

@@ -48,5 +48,5 @@ def command(
         gpus=gpus, settings=settings,
     )  # fmt: skip
     with Progress(spec, quiet) as progress:
-        result = run(spec, results, started=progress.started, observer=progress.on_event)
+        result = run(spec, results, started=progress.started, stepped=progress.stepped)
     click.echo(json.dumps(result.summary) if as_json else render(result.summary))

@@ -112,17 +112,13 @@ class SimReplica:
         return self._emitted
 
     def load(self) -> WorkerLoad:
-        fresh = len(self._batch) * (self._steps_by(now_ns()) - self._base_steps)
+        """As of the last batch change, like the last report of a live worker."""
         waiting = prompts = 0
         for work, done in self._arrived:
             waiting += work.context_tokens + done
             prompts += work.prompt.length
-        kv = self._kv + fresh
-        return WorkerLoad(
-            sequences=len(self._batch) + len(self._arrived),
-            kv_tokens=kv + waiting,
-            generated_tokens=kv - self._prompts + waiting - prompts,
-        )
+        kv = self._kv + waiting
+        return WorkerLoad(len(self._batch) + len(self._arrived), kv, kv - self._prompts - prompts)
 
     def close(self) -> None:
         self._cancel_timer()
