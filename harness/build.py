@@ -20,7 +20,7 @@ from systems.bounds import Floor, ServingFloor
 from systems.pipeline import Workload
 from systems.types import SERVING, Device, Estimates, Layout, Publishing, Recipe, Role
 from workloads.groups import ModelGroup, architecture
-from workloads.synthetic import SyntheticWorkload, prior_means
+from workloads.synthetic import LengthPrior, SyntheticWorkload, length_priors
 
 
 @dataclass(frozen=True)
@@ -189,21 +189,20 @@ def check_fits(group: ModelGroup, cost: ClusterCost) -> None:
 def prior_of(group: ModelGroup, cost: ClusterCost, recipe: Recipe) -> Estimates:
     """What the planner may know before the first step: declared priors and the cost model."""
     if group.real:
-        # the warm-started policy's mean lengths (workloads/hops/models/EVIDENCE.txt)
-        means = {Role.ROLLOUT: 15.0, Role.REWARD: 35.0}
-        prompts = {Role.ROLLOUT: 25.0, Role.REWARD: 40.0}
+        # the warm-started models' lengths, rounded (workloads/hops/models/EVIDENCE.txt)
+        priors = {Role.ROLLOUT: LengthPrior(15.0, 1.5), Role.REWARD: LengthPrior(35.0, 0.9)}
+        prompt = 25.0
     else:
-        means = prior_means(group.lengths)
-        prompts = {
-            Role.ROLLOUT: group.lengths.prompt_mean,
-            Role.REWARD: group.lengths.prompt_mean + means[Role.ROLLOUT],
-        }
+        priors = length_priors(group.lengths)
+        prompt = group.lengths.prompt_mean
+    means = {role: priors[role].mean for role in SERVING}
+    prompts = {Role.ROLLOUT: prompt, Role.REWARD: prompt + means[Role.ROLLOUT]}
     batch = recipe.prompts * recipe.samples
     tokens = batch * (prompts[Role.ROLLOUT] + means[Role.ROLLOUT])
     return Estimates(
         speed={role: cost.serving[role].speed() for role in SERVING},
         length_mean=means,
-        length_cv={Role.ROLLOUT: 1.3, Role.REWARD: 0.8},  # of lognormals with sigma 1.0 and 0.7, cut
+        length_cv={role: priors[role].cv for role in SERVING},
         prompt_mean=prompts,
         train_device_s=cost.training.device_s(round(tokens)),
         shift_s=cost.warm_shift_s(),

@@ -17,12 +17,16 @@ from systems.pipeline import Pipeline
 from systems.policies import SYSTEMS
 from systems.runtime import Runtime
 
-# Small enough that hundreds of runs take seconds; lengths still differ by a factor of ten and more.
+# Small enough that hundreds of runs take seconds. Lengths are the usual ones: the simulator's effort does
+# not depend on them, and shorter ones would make every shift dearer than the step that it is for.
 SMALL = (
-    "workload.prompts=4", "workload.samples=4", "workload.mini_batches=2", "workload.micro_batch_samples=8",
-    "lengths.response_median=200", "lengths.response_cap=3000", "lengths.judge_at_1k=400",
-    "lengths.judge_cap=3000",
-)  # fmt: skip
+    "workload.prompts=8",
+    "workload.samples=8",
+    "workload.mini_batches=2",
+    "workload.micro_batch_samples=16",
+    "lengths.response_sigma=0.4",  # so that forecasts of a small batch are sure enough to act upon
+    "lengths.judge_sigma=0.3",
+)
 
 
 class MemoryLog:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import dataclass
 from functools import lru_cache
+from statistics import fmean, pstdev
 
 from systems.backends.base import Work
 from systems.types import Prompt, Role, Sample, Sequence
@@ -66,13 +68,22 @@ def _clip(value: float, cap: int) -> int:
     return max(1, min(cap, round(value)))
 
 
-def prior_means(lengths: Lengths, draws: int = 4000) -> dict[Role, float]:
-    """Mean lengths under the priors, by a fixed Monte Carlo draw: what a planner may know beforehand."""
+@dataclass(frozen=True, slots=True)
+class LengthPrior:
+    """What a planner may know of a role's lengths before the first step."""
+
+    mean: float
+    cv: float  # standard deviation over mean
+
+
+def length_priors(lengths: Lengths, draws: int = 4000) -> dict[Role, LengthPrior]:
+    """Moments of the declared priors, by a fixed Monte Carlo draw that no run uses."""
     workload = SyntheticWorkload(lengths, seed=-1, samples=2, judge_calls=1)
     drawn = [workload._draw(group) for group in range(draws // 2)]
-    responses = [length for _, lengths_, _ in drawn for length in lengths_]
+    responses = [length for _, listed, _ in drawn for length in listed]
     judgements = [call for _, _, judged in drawn for calls in judged for call in calls]
-    return {
-        Role.ROLLOUT: sum(responses) / len(responses),
-        Role.REWARD: sum(judgements) / len(judgements),
-    }
+    return {Role.ROLLOUT: _prior(responses), Role.REWARD: _prior(judgements)}
+
+
+def _prior(lengths: list[int]) -> LengthPrior:
+    return LengthPrior(fmean(lengths), pstdev(lengths) / fmean(lengths))

@@ -36,7 +36,7 @@ def bench(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         ([*RUN, "--set", "workload.prompts=three"], "workload.prompts=three"),
         ([*RUN, "--set", "workload.prompts=0"], "greater than or equal to 1"),
         ([*RUN, "--set", "workload.prompts"], "expected table.key=value"),
-        ([*RUN, "--set", "workload.mini_batches=3"], "does not divide 4 prompts"),
+        ([*RUN, "--set", "workload.mini_batches=3"], "does not divide 8 prompts"),
         ([*RUN, "--gpus", "2"], "dense-9b needs at least 3"),
         (["run", "--system", "pivot", "--model", "moe-30b", "--gpus", "30"], "nearest: 28 or 32"),
         ([*RUN, "--set", "cluster.train=64"], "the layout needs 72"),

@@ -18,7 +18,7 @@ STEPS = 3
 def faults_of(seed: int) -> Any:
     """A wrapper with this seed's losses, slow devices and noise on answers."""
     rng = random.Random(f"faults/{seed}")
-    losses = tuple(sorted(Fault(rng.uniform(0, 120), rng.randrange(8)) for _ in range(rng.randrange(4))))
+    losses = tuple(sorted(Fault(rng.uniform(0, 400), rng.randrange(8)) for _ in range(rng.randrange(4))))
     noise = Noise(
         lost=rng.choice([0.0, 0.02]),
         doubled=rng.choice([0.0, 0.1]),
@@ -38,8 +38,8 @@ def faults_of(seed: int) -> Any:
 def check(log: MemoryLog, staleness: int) -> None:
     """What must hold however many things went wrong."""
     finished = [event["sequence"] for event in log.of("sequence.finished")]
-    assert len(finished) == len(set(finished)) == STEPS * 4 * 4 * 2, "every sequence ends exactly once"
-    assert len(log.of("sample.scored")) == STEPS * 4 * 4
+    assert len(finished) == len(set(finished)) == STEPS * 8 * 8 * 2, "every sequence ends exactly once"
+    assert len(log.of("sample.scored")) == STEPS * 8 * 8
     assert [event["version"] for event in log.of("version.published")] == list(range(1, STEPS + 1))
     check_one_owner(log)
 
@@ -74,13 +74,21 @@ def test_a_run_survives_what_goes_wrong(block: int) -> None:
 
 
 def test_faults_really_happen() -> None:
-    """The suite above would prove nothing if its faults never met work."""
-    met = {"device.lost": 0, "chunk.dropped": 0, "train.lost": 0, "failed shifts": 0, "requeued": 0}
+    """The suite above would prove nothing if its faults never met work, or shifts."""
+    met = {
+        "device.lost": 0,
+        "chunk.dropped": 0,
+        "train.lost": 0,
+        "failed shifts": 0,
+        "requeued": 0,
+        "shifts": 0,
+    }
     for seed in range(40):
         log, tally, _ = simulate(small_spec(seed=seed, steps=STEPS, staleness=seed % 3), faults_of(seed))
         for kind in ("device.lost", "chunk.dropped", "train.lost"):
             met[kind] += len(log.of(kind))
         met["failed shifts"] += tally.summary()["failed_shifts"]
+        met["shifts"] += tally.summary()["shifts"] > 8  # more than the first placement takes
         met["requeued"] += sum(event["why"] == "loss" for event in log.of("sequence.requeued"))
     assert all(met.values()), met
 
