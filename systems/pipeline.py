@@ -155,7 +155,7 @@ class Pipeline:
             self._scored.set()
 
     def _show_progress(self) -> None:
-        self.runtime.progress.batch_ready = self._untrained > 0 or self.admission.ready(self.version)
+        self.runtime.progress.batch_ready = self._untrained > 0 or self.admission.ready()
         self.runtime.changed()
 
     def _coming(self) -> tuple[Coming, ...]:
@@ -168,7 +168,7 @@ class Pipeline:
     # ------------------------------------------------------------------------------- training
 
     async def _next_batch(self, version: int) -> list[Group]:
-        while not self.admission.ready(version):
+        while not self.admission.ready():
             self._scored.clear()
             await self._scored.wait()
         groups = self.admission.take(version)

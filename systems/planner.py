@@ -24,7 +24,9 @@ from systems.layouts import count
 from systems.types import LeaseState, Role, View
 
 HORIZON_PUBLISHES = 2
-SLICE = 0.8  # share of a role's outstanding work that a slice of the forecast may complete
+SLICE, TAIL_SLICE = 0.8, 1.6  # e-foldings of a role's work in a slice of the forecast: within a slice
+# decay is exact for a fixed rate, and in the tail, where weights are read for a few sequences, rates stay
+TAIL = 16  # sequences a replica below which that is so
 MAX_SLICES = 200  # a forecast that is not done by then is as good as infinite
 MIN_GAIN = 0.05  # of T: below it a forecast's own error decides (source: artifact-template)
 SIGMAS = 2.0  # a gain within two standard deviations of the forecast is not a gain
@@ -54,11 +56,11 @@ class _Rate:
         self._fits = max(1.0, min(speed.max_running, speed.kv_capacity_tokens / context))
         self._per_block = view.layout.block / view.layout.width[role]
 
-    def each(self, blocks: int, outstanding: float) -> tuple[float, float]:
-        """Sequences that run, and completions per second of each of them."""
+    def each(self, blocks: int, outstanding: float) -> tuple[float, float, float]:
+        """Sequences that run, completions per second of each, and for how long that holds about."""
         replicas = blocks * self._per_block
         if outstanding <= 0 or replicas < 1:
-            return 0.0, 0.0
+            return 0.0, 0.0, math.inf
         batch = outstanding / replicas
         if batch > self._fits:
             batch = self._fits
@@ -67,7 +69,8 @@ class _Rate:
             batch = 1.0
         a, b, c, d = self._itl
         compute = c * batch
-        return outstanding, 1.0 / ((a * batch + (compute if compute > b else b) + d) * self._length)
+        took = (a * batch + (compute if compute > b else b) + d) * self._length
+        return outstanding, 1.0 / took, took * (SLICE if batch > TAIL else TAIL_SLICE)
 
 
 class _Flow:
@@ -115,14 +118,10 @@ class _Flow:
         if self.training_s is None and train and self.trainable:
             del self.rolling[0], self.judging[0]
             self.training_s = self.train_device_s
-        rolling, judging = sum(self.rolling), sum(self.judging)
-        rolled, roll_rate = self.rollout.each(split[Role.ROLLOUT], rolling)
-        judged, judge_rate = self.reward.each(split[Role.REWARD], judging)
-        slice_s = limit_s
-        if rolled:
-            slice_s = min(slice_s, SLICE / roll_rate)
-        if judged:
-            slice_s = min(slice_s, SLICE / judge_rate)
+        rolling = sum(self.rolling)
+        rolled, roll_rate, roll_s = self.rollout.each(split[Role.ROLLOUT], rolling)
+        judged, judge_rate, judge_s = self.reward.each(split[Role.REWARD], sum(self.judging))
+        slice_s = min(limit_s, roll_s, judge_s)
         if self.training_s is not None and train:
             slice_s = min(slice_s, self.training_s / (train * self.block))
         self.time_s += slice_s

@@ -173,11 +173,6 @@ class Runtime:
         """An immutable picture of this moment."""
         serving, progress = self.serving, self.progress
         loads = {e: serving.load(lease) for e, lease in self._leases.items() if serving.holds(lease)}
-        generated = dict.fromkeys(SERVING, 0.0)
-        for epoch, load in loads.items():
-            generated[self._leases[epoch].role] += load.generated_tokens
-        for role in SERVING:
-            generated[role] += sum(sequence.length for sequence in serving.waiting[role])
         return View(
             now_ns=now_ns(),
             layout=self.layout,
@@ -197,7 +192,6 @@ class Runtime:
             shifting=tuple(sorted(self._shifting)),
             waiting={role: len(serving.waiting[role]) for role in SERVING},
             running={role: serving.running(role) for role in SERVING},
-            generated_tokens={role: round(generated[role]) for role in SERVING},
             coming=progress.coming(),
             training=Training(
                 version=serving.version,

@@ -52,8 +52,9 @@ def marginal_gain(load: Load, speed: Speed, context_tokens: float) -> float:
     """Tokens per second gained by one more sequence of this context; none behind a full batch."""
     if load.running >= speed.max_running:
         return 0.0
-    more = speed.tokens_per_s(load.running + 1, load.kv_tokens + context_tokens)
-    return more - speed.tokens_per_s(load.running, load.kv_tokens)
+    n, kv = load.running, load.kv_tokens
+    more = (n + 1) / speed.itl_s(n + 1, kv + context_tokens)
+    return more - n / speed.itl_s(n, kv) if n else more
 
 
 def has_room(load: Load, speed: Speed, context_tokens: float, growth_tokens: float) -> bool:

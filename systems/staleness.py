@@ -30,6 +30,8 @@ class Admission:
         self.recipe = recipe
         self._admitted: dict[int, Group] = {}  # in admission order, until batched
         self._scored: dict[int, Group] = {}  # in completion order, until batched
+        self._open: dict[int, int] = {}  # groups not batched yet, by admitted version, oldest first
+        self._complete: dict[int, int] = {}  # of these, the scored ones
 
     def admits(self, batch: int, version: int) -> bool:
         """May the groups of batch `batch` be admitted at this version?"""
@@ -37,44 +39,38 @@ class Admission:
 
     def admit(self, group: Group) -> None:
         self._admitted[group.id] = group
+        self._open[group.admitted_version] = self._open.get(group.admitted_version, 0) + 1
 
     def score(self, group: Group) -> None:
         """All samples of an admitted group have their reward."""
         assert group.id in self._admitted, f"group {group.id} was scored but is not admitted"
+        assert group.id not in self._scored, f"group {group.id} was scored twice"
         self._scored[group.id] = group
+        self._complete[group.admitted_version] = self._complete.get(group.admitted_version, 0) + 1
 
-    def ready(self, version: int) -> bool:
+    def ready(self) -> bool:
         """Is there a batch for the trainer?"""
         missing = self.recipe.prompts
-        for groups in self._by_version().values():
-            complete = sum(group.id in self._scored for group in groups)
-            if complete < min(missing, len(groups)):
+        for admitted_version, open_groups in self._open.items():
+            if self._complete.get(admitted_version, 0) < min(missing, open_groups):
                 return False
-            missing -= min(missing, len(groups))
+            missing -= min(missing, open_groups)
             if not missing:
                 return True
         return False
 
-    def _by_version(self) -> dict[int, list[Group]]:
-        """Groups that are not batched yet, by the version at which they were admitted, oldest first."""
-        found: dict[int, list[Group]] = {}
-        for group in self._admitted.values():
-            found.setdefault(group.admitted_version, []).append(group)
-        return found
-
     def coming(self) -> list[list[Group]]:
         """Admitted groups in the batches that they will make, most complete ones first in a version."""
-        order = [
-            group
-            for groups in self._by_version().values()
-            for group in sorted(groups, key=lambda g: (g.rolling + g.judging, g.rolling, g.id))
-        ]
+        order = sorted(
+            self._admitted.values(),
+            key=lambda g: (g.admitted_version, g.rolling + g.judging, g.rolling, g.id),
+        )
         size = self.recipe.prompts
         return [order[i : i + size] for i in range(0, len(order), size)]
 
     def take(self, version: int) -> list[Group]:
-        """The batch consumed at `version`, in group order. Requires `ready(version)`."""
-        assert self.ready(version)
+        """The batch consumed at `version`, in group order. Requires `ready()`."""
+        assert self.ready()
         completion = {group_id: order for order, group_id in enumerate(self._scored)}
         by_age = sorted(
             self._scored.values(), key=lambda group: (group.admitted_version, completion[group.id])
@@ -83,6 +79,8 @@ class Admission:
         for group in batch:
             del self._scored[group.id]
             del self._admitted[group.id]
+            self._open[group.admitted_version] -= 1
+            self._complete[group.admitted_version] -= 1
             for sample in group.samples:
                 self.check(sample.oldest_version, version, sample.id)
         return batch

@@ -307,7 +307,8 @@ class Speed:
         return self.max_running // 32
 
     def itl_s(self, running: int, kv_tokens: float) -> float:
-        return self.a * kv_tokens + max(self.b, self.c * running) + self.d
+        compute = self.c * running
+        return self.a * kv_tokens + (compute if compute > self.b else self.b) + self.d
 
     def tokens_per_s(self, running: int, kv_tokens: float) -> float:
         running = min(running, self.max_running)
@@ -365,7 +366,6 @@ class View:
     shifting: tuple[int, ...]  # devices with a shift in progress
     waiting: Mapping[Role, int]
     running: Mapping[Role, int]
-    generated_tokens: Mapping[Role, int]  # by sequences that are running or waiting
     coming: tuple[Coming, ...]
     training: Training
     estimates: Estimates

@@ -74,7 +74,6 @@ class WorkerLoad(NamedTuple):
 
     sequences: int
     kv_tokens: float
-    generated_tokens: float
 
 
 @dataclass(frozen=True, slots=True)

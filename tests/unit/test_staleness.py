@@ -39,7 +39,7 @@ def test_the_bound_holds_and_nothing_is_stuck(prompts: int, staleness: int, step
                 running.append(group(batch * prompts + index, version))
                 admission.admit(running[-1])
             batch += 1
-        while not admission.ready(version):
+        while not admission.ready():
             assert running, "nothing is running and no batch is ready"
             admission.score(running.pop(rng.randrange(len(running))))
         taken = admission.take(version)  # raises if a sample is older than the bound
@@ -55,7 +55,7 @@ def test_at_staleness_0_a_batch_is_its_prompts_in_order() -> None:
     for one in groups:
         admission.admit(one)
     for one in (groups[2], groups[0], groups[1]):
-        assert not admission.ready(0)
+        assert not admission.ready()
         admission.score(one)
     assert [g.id for g in admission.take(0)] == [0, 1, 2]
     assert not admission.admits(2, 1)
@@ -77,7 +77,7 @@ def test_a_younger_group_does_not_overtake_an_older_version() -> None:
     admission.admit(old)
     admission.admit(young)
     admission.score(young)
-    assert not admission.ready(1)
+    assert not admission.ready()
 
 
 def test_a_sample_beyond_the_bound_raises() -> None:

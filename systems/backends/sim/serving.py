@@ -64,7 +64,6 @@ class SimReplica:
         self._ends: list[tuple[int, int]] = []  # heap of (step, sequence); stale entries are skipped
         self._steps = 0
         self._kv = 0  # context tokens in the cache at step `_base_steps`
-        self._prompts = 0  # of these, prompt tokens
         self._base_steps = 0  # steps done at `_base_ns`, when the current stretch began
         self._base_ns = 0
         self._alpha = self._beta = 0.0
@@ -113,12 +112,8 @@ class SimReplica:
 
     def load(self) -> WorkerLoad:
         """As of the last batch change, like the last report of a live worker."""
-        waiting = prompts = 0
-        for work, done in self._arrived:
-            waiting += work.context_tokens + done
-            prompts += work.prompt.length
-        kv = self._kv + waiting
-        return WorkerLoad(len(self._batch) + len(self._arrived), kv, kv - self._prompts - prompts)
+        waiting = sum(work.context_tokens + done for work, done in self._arrived)
+        return WorkerLoad(len(self._batch) + len(self._arrived), self._kv + waiting)
 
     def close(self) -> None:
         self._cancel_timer()
@@ -245,7 +240,6 @@ class SimReplica:
             self._batch[work.id] = run
             heapq.heappush(self._ends, (run.ends, work.id))
             self._kv += work.context_tokens + done
-            self._prompts += work.prompt.length
             new_tokens += work.context_tokens + done
         return self.cost.prefill_s(new_tokens) * self._slowdown(self.devices) if new_tokens else 0.0
 
@@ -256,7 +250,6 @@ class SimReplica:
     def _drop(self, run: _Run) -> None:
         del self._batch[run.work.id]
         self._kv -= run.work.context_tokens + run.done + self._steps - run.joined
-        self._prompts -= run.work.prompt.length
 
     def _chunk(
         self, work: Work, count: int, form: type[TokenChunk] = TokenChunk, serial: int = -1
