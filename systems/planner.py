@@ -29,17 +29,9 @@ SLICE, TAIL_SLICE = 0.8, 1.6  # e-foldings of a role's work in a slice of the fo
 TAIL = 16  # sequences a replica below which that is so
 MAX_SLICES = 200  # a forecast that is not done by then is as good as infinite
 MIN_GAIN = 0.05  # of T: below it a forecast's own error decides (source: artifact-template)
-SIGMAS = 2.0  # a gain within two standard deviations of the forecast is not a gain
+SIGMAS = 2.0  # a gain must exceed that even if lengths are off by two standard deviations
 
 Split = Mapping[Role, int]  # blocks a role
-
-
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """T of a split, and the standard deviation that the randomness of lengths gives it."""
-
-    time_s: float
-    sigma_s: float
 
 
 class _Rate:
@@ -151,10 +143,10 @@ class _Flow:
                     self.judging.append(0.0)
 
 
-def forecast(view: View, now: Split, split: Split, base: Split, limit_s: float = math.inf) -> Forecast:
-    """T if the cluster, now split as `now`, is split as `split` and later as `base`.
+def forecast(view: View, now: Split, split: Split, base: Split, limit_s: float = math.inf) -> float:
+    """T in seconds if the cluster, now split as `now`, is split as `split` and later as `base`.
 
-    A forecast that exceeds `limit_s` is not pursued: its time is infinite.
+    A forecast that exceeds `limit_s` is not pursued: it is infinite.
     """
     wanted = min(HORIZON_PUBLISHES, max(1, view.recipe.steps - view.training.version))
     flow = _Flow(view)
@@ -173,9 +165,17 @@ def forecast(view: View, now: Split, split: Split, base: Split, limit_s: float =
             ready_s = flow.time_s + shift_s
         else:
             flow.advance(after, math.inf)
-    time_s = flow.time_s if flow.publishes >= wanted else math.inf
-    spread = max(view.estimates.length_cv.values()) / math.sqrt(flow.batch)
-    return Forecast(time_s, spread * time_s)
+    return flow.time_s if flow.publishes >= wanted else math.inf
+
+
+def confidence(view: View) -> float:
+    """The share of a predicted gain that is left if lengths are two standard deviations off.
+
+    Forecasts of two splits share their lengths, so what is uncertain is their difference, in proportion.
+    """
+    batch = view.recipe.prompts * view.recipe.samples
+    spread = max(view.estimates.length_cv.values()) / math.sqrt(batch)
+    return max(0.0, 1.0 - SIGMAS * spread)
 
 
 def candidates(view: View, starts: Sequence[Split], largest: int | None = None) -> list[Split]:
@@ -228,7 +228,7 @@ def choose(view: View, now: Split, base: Split) -> Choice:
         near = [split for split in candidates(view, [base], largest=1) if all(split.values())]
         best_s = math.inf
         for split in near:
-            time_s = forecast(view, now, split, split, best_s).time_s
+            time_s = forecast(view, now, split, split, best_s)
             if time_s < best_s:
                 base, best_s = split, time_s
     flow = _Flow(view)
@@ -236,21 +236,20 @@ def choose(view: View, now: Split, base: Split) -> Choice:
     if not moving:
         return Choice(now, base, "keep: nothing to do")
     stuck = flow.stuck(now)
-    present = Forecast(math.inf, math.inf) if stuck else forecast(view, now, now, base)
-    best, best_forecast = now, present
+    present_s = math.inf if stuck else forecast(view, now, now, base)
+    best, best_s = now, present_s
     for split in moving:
-        predicted = forecast(view, now, split, base, best_forecast.time_s)
-        if predicted.time_s < best_forecast.time_s:
-            best, best_forecast = split, predicted
+        time_s = forecast(view, now, split, base, best_s)
+        if time_s < best_s:
+            best, best_s = split, time_s
     if best == now:
         return Choice(now, base, "keep: no split is faster")
     if stuck:
-        return Choice(best, base, f"stuck: T {best_forecast.time_s:.1f} s")
-    gain_s = present.time_s - best_forecast.time_s
-    price_s = max(MIN_GAIN * present.time_s, SIGMAS * best_forecast.sigma_s)
+        return Choice(best, base, f"stuck: T {best_s:.1f} s")
+    gain_s, price_s = confidence(view) * (present_s - best_s), MIN_GAIN * present_s
     if gain_s > price_s:
-        return Choice(best, base, f"shift: T {present.time_s:.1f} -> {best_forecast.time_s:.1f} s")
-    return Choice(now, base, f"keep: gain {gain_s:.1f} s is below {price_s:.1f} s")
+        return Choice(best, base, f"shift: T {present_s:.1f} -> {best_s:.1f} s")
+    return Choice(now, base, f"keep: sure gain {gain_s:.1f} s is below {price_s:.1f} s")
 
 
 def rearrange(view: View, roles: Sequence[Role], split: Split) -> tuple[Role, ...]:
