@@ -196,7 +196,8 @@ def _split(rollout: float, judge: float, update: float) -> dict[str, float]:
 
 # ------------------------------------------------------------------------------------------------ TRL
 
-TRL_MICRO_SAMPLES = 64  # of 64, 32 and 16 the fastest here: fewer forward passes, though more padding
+TRL_MICRO_SAMPLES = 64  # a mini-batch in one forward pass: 32 and 16 were no faster
+TRL_JUDGE_ROWS = 32  # judged together, sorted by length: one batch of all took twice as long, 64 a fifth more
 
 
 @dataclass(slots=True)
@@ -236,7 +237,10 @@ class GenerativeJudge:
             judge_tokens(task.encode(prompt), tuple(response))
             for prompt, response in zip(prompts, completion_ids, strict=True)
         ]
-        critiques = self._critiques(list(dict.fromkeys(asked)))
+        distinct = sorted(dict.fromkeys(asked), key=len)
+        critiques: dict[Tokens, str] = {}
+        for start in range(0, len(distinct), TRL_JUDGE_ROWS):
+            critiques |= self._critiques(distinct[start : start + TRL_JUDGE_ROWS])
         self.responses = [task.decode(response) for response in completion_ids]
         self.critiques = [critiques[one] for one in asked]
         self.rewards = [task.verdict(critique) or 0.0 for critique in self.critiques]
@@ -244,7 +248,7 @@ class GenerativeJudge:
 
     @torch.no_grad()
     def _critiques(self, asked: list[Tokens]) -> dict[Tokens, str]:
-        """One batch with a KV cache, padded on the left."""
+        """Generated in one batch with a KV cache, padded on the left."""
         width = max(map(len, asked))
         ids = torch.full((len(asked), width), task.PAD)
         for row, one in enumerate(asked):
@@ -266,8 +270,9 @@ def _until_stop(tokens: list[int]) -> list[int]:
 class TrlStep:
     """The step in TRL's GRPOTrainer on the CPU, in fp32 and without logs or checkpoints. Runs once.
 
-    All 128 completions are generated in one batch, gradient checkpointing is off, and TRL's loss is the
-    token mean of a mini-batch.
+    All 128 completions are generated in one batch, gradient checkpointing is off, and the loss is the token
+    mean of a mini-batch. A static KV cache, eager attention and transformers' continuous batching (all are
+    TRL options) were tried and were slower.
     """
 
     def __init__(self, seed: int) -> None:
