@@ -182,11 +182,13 @@ def candidates(view: View, starts: Sequence[Split], largest: int | None = None) 
     """Splits worth a forecast: one transfer between two roles away from each of `starts`.
 
     Transfers come in powers of two (up to `largest`), so their number grows with the logarithm of the
-    cluster. While a step is being trained on, the training unit stays as it is: it cannot be resized
-    half-way.
+    cluster. While a step is being trained on, or is about to be, the training unit stays as it is: it
+    cannot be resized half-way.
     """
     smallest = -(-view.layout.train_min // view.layout.block)
-    fixed = starts[0][Role.TRAIN] if view.training.started_ns is not None else None
+    now, training = starts[0], view.training
+    busy = training.started_ns is not None or (training.batch_ready and now[Role.TRAIN] > 0)
+    fixed = now[Role.TRAIN] if busy else None
     found: dict[tuple[int, ...], Split] = {}
 
     def add(split: dict[Role, int]) -> None:

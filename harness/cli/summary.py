@@ -60,8 +60,11 @@ def _step_line(steps: list[dict[str, Any]]) -> str:
 def _shift_line(summary: dict[str, Any]) -> str:
     phases = ", ".join(f"{name} {facts['mean_s']:.2f}" for name, facts in summary["shift_phases"].items())
     failed = f", {summary['failed_shifts']} failed" if summary["failed_shifts"] else ""
-    device_s = sum(facts["device_s"] for facts in summary["shift_phases"].values())
-    return f"{summary['shifts']}{failed}; mean seconds by phase: {phases or '-'}; {device_s:.0f} GPU-seconds"
+    device_s = sum(facts["device_s"] for name, facts in summary["shift_phases"].items() if name != "drain")
+    return (
+        f"{summary['shifts']}{failed}; mean seconds by phase: {phases or '-'}; "
+        f"{device_s:.0f} GPU-seconds after draining"
+    )
 
 
 def _learning_line(steps: list[dict[str, Any]]) -> str:

@@ -295,7 +295,7 @@ def undisturbed(name: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=4, deadline=None, derandomize=True)
+@settings(max_examples=3, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_the_order_of_micro_batches_does_not_matter(name: str, seed: int) -> None:
     rng = random.Random(seed)
@@ -314,8 +314,11 @@ def test_any_order_and_two_threads_give_the_same_two_steps(name: str) -> None:
     assert len({run.digest(), first, digest(run.published[0])}) == 3
 
 
-@pytest.mark.parametrize("name", POLICIES)
-@pytest.mark.parametrize("lost_after", ["begin", "some gradients", "a step", "all steps", "another batch"])
+@pytest.mark.parametrize(
+    ("name", "lost_after"),
+    [("dense", when) for when in ("begin", "some gradients", "a step", "all steps", "another batch")]
+    + [("moe", "a step")],
+)
 def test_a_lost_unit_leaves_no_trace(name: str, lost_after: str) -> None:
     """In the first RL step, when the optimizer is empty, and in the second, when it is not."""
     run = Run(name)

@@ -133,8 +133,8 @@ def test_edges_are_shuffled() -> None:
 @pytest.mark.parametrize(
     ("response", "found"),
     [
-        ("#4.", "4"), ("#4,", None), ("Gh,H4#4.", "4"), ("#4.#7.", "7"), ("#4", None), ("4.", None), ("#h.", None),
-        ("#.", None), ("", None), (".", None), ("#4.,", None), ("#44.", None), ("#|.", None),
+        ("#4.", "4"), ("Gh,H4#4.", "4"), ("#4.#7.", "7"), ("#4", None), ("4.", None), ("#h.", None),
+        ("#4,", None), ("#.", None), ("", None), (".", None), ("#4.,", None), ("#44.", None), ("#|.", None),
     ],
 )  # fmt: skip
 def test_final_answer(response: str, found: str | None) -> None:
