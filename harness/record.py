@@ -37,6 +37,7 @@ class EventLog:
     """Appends events to `events.jsonl`, hashes them, and shows each to an observer."""
 
     def __init__(self, path: Path, observer: Callable[[Event], None]) -> None:
+        self.path = path
         self._observe = observer
         self._file = path.open("wb", buffering=1 << 20)
         self._sha = hashlib.sha256()

@@ -16,7 +16,7 @@ from harness.errors import BenchError, InvalidRun
 from harness.record import RUNS, SCHEMA, EventLog, RunDirectory, read_events
 from harness.spec import RunSpec
 from harness.tally import Tally
-from systems.clock import now_ns, run_virtual
+from systems.clock import NothingScheduled, now_ns, run_virtual
 from systems.pipeline import Pipeline
 from systems.policies import SYSTEMS
 from systems.runtime import Runtime
@@ -56,6 +56,9 @@ def run(
     except (KeyboardInterrupt, asyncio.CancelledError):
         status = "interrupted"
         raise KeyboardInterrupt from None
+    except NothingScheduled as error:
+        reason = str(error)
+        raise InvalidRun(f"{directory.id}: {error}; the last event in {log.path} says where") from None
     except BaseException as error:
         reason = f"{type(error).__name__}: {error}"
         raise

@@ -2,7 +2,8 @@
 
 Placements that are in both are left alone. The others are joined where they share devices, and every
 connected part is one `Shift`: small enough to run beside the others, and always legal on its own,
-because no device outside of it is touched.
+because no device outside of it is touched. Training is one unit: where it goes and where it comes from
+are in one part, even if they share no device.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from systems.lifecycle import check_plan
-from systems.types import Placement, Plan, Shift
+from systems.types import Placement, Plan, Role, Shift
+
+THE_UNIT = -1  # stands for the training unit beside device ids
 
 
 def reconcile(
@@ -46,13 +49,18 @@ def reconcile(
 
 def _connected(placements: Iterable[Placement]) -> list[list[Placement]]:
     """Parts of `placements` that are linked by shared devices, ordered by their first device."""
-    part_of: dict[int, list[Placement]] = {}  # device -> the part that holds it
+    part_of: dict[int, list[Placement]] = {}  # device (or the unit) -> the part that holds it
     for placement in placements:
         joined = [placement]
-        for part in {id(part_of[d]): part_of[d] for d in placement.devices if d in part_of}.values():
+        for part in {id(part_of[d]): part_of[d] for d in _holds(placement) if d in part_of}.values():
             joined.extend(part)
         for member in joined:
-            for device in member.devices:
+            for device in _holds(member):
                 part_of[device] = joined
     unique = {id(part): part for _, part in sorted(part_of.items())}
     return list(unique.values())
+
+
+def _holds(placement: Placement) -> tuple[int, ...]:
+    """What only one part may hold: devices, and the training unit."""
+    return (*placement.devices, THE_UNIT) if placement.role is Role.TRAIN else placement.devices

@@ -224,6 +224,8 @@ class Runtime:
         targets: list[Lease] = []
         fault: WorkerLost | None = None
         try:
+            if any(device in self._down for device in shift.devices):
+                raise WorkerLost((), "a device was lost before the shift began")
             await self._drain(shift, sources)
             async with asyncio.timeout(self.deadlines.reply_s):
                 async for done in self._backend.shift(shift, self.serving.version):

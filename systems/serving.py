@@ -121,8 +121,9 @@ class Serving:
     async def drain(self, lease: Lease, how: How) -> None:
         """Empty a draining replica. Raises `WorkerLost` if it dies meanwhile."""
         seat = self._seats[lease.epoch]
-        if seat.update is not None:
-            await seat.update
+        if seat.update is not None:  # what it would load is about to be given up
+            seat.update.cancel()
+            await asyncio.wait([seat.update])
         if how is How.MIGRATE:
             await self._vacate(seat, list(lease.running), "shift")
         await seat.idle.wait()
@@ -339,10 +340,12 @@ class Serving:
                 if lease.state is LeaseState.LOST:
                     return
                 self._log.emit("lease.updating", now_ns(), lease=lease.epoch, version=version)
-                async with asyncio.timeout(self._deadlines.reply_s):
-                    await seat.worker.update(version)
-                lease.version = version
-                self._log.emit("lease.updated", now_ns(), lease=lease.epoch, version=version)
+                try:
+                    async with asyncio.timeout(self._deadlines.reply_s):
+                        await seat.worker.update(version)
+                    lease.version = version
+                finally:
+                    self._log.emit("lease.updated", now_ns(), lease=lease.epoch, version=lease.version)
         except WorkerLost as lost:
             self._lost(lease, lost)
         except TimeoutError:

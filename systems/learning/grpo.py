@@ -45,6 +45,9 @@ def advantages(samples: Sequence[TrainSample]) -> dict[int, float]:
     found: dict[int, float] = {}
     for members in groups.values():
         rewards = [member.reward for member in members]
+        if min(rewards) == max(rewards):  # exactly 0, which a mean of equal fractions need not give
+            found.update(dict.fromkeys((member.id for member in members), 0.0))
+            continue
         mean = sum(rewards) / len(rewards)
         variance = sum((reward - mean) ** 2 for reward in rewards) / max(1, len(rewards) - 1)
         for member in members:

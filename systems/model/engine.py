@@ -63,8 +63,12 @@ class Engine:
     def submit(self, request: Request) -> None:
         if request.max_new <= len(request.tokens):
             raise ValueError(f"sequence {request.id} has no tokens left to generate")
+        longest, limit = len(request.prompt) + request.max_new, self.model.config.max_positions
+        if longest > limit:
+            raise ValueError(f"sequence {request.id} may grow to {longest} tokens, the model has {limit}")
         self.waiting.append(request)
 
+    @torch.inference_mode()
     def abort(self, ids: Iterable[int]) -> list[Request]:
         """Stop these sequences and hand them back with what they have; unknown ids are ignored."""
         wanted = frozenset(ids)
@@ -82,7 +86,7 @@ class Engine:
         if self.running:
             self._decode()
         free = self.max_running - len(self.running)
-        if self.waiting and free >= min(len(self.waiting), ADMIT_ROWS):
+        if self.waiting and free >= min(len(self.waiting), ADMIT_ROWS, self.max_running):
             self._admit()
         return self._retire()
 

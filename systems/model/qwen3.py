@@ -141,7 +141,8 @@ class Qwen3(nn.Module):
         self.norm = RmsNorm(config.hidden, config.rms_eps)
         self.head = nn.Parameter(torch.empty(config.vocab, config.hidden))
         half = torch.arange(0, config.head_dim, 2).float() / config.head_dim
-        angle = torch.arange(config.max_positions).float()[:, None] / config.rope_theta**half
+        frequency = 1.0 / config.rope_theta**half  # in fp32 and in this order, as transformers rounds it
+        angle = torch.arange(config.max_positions).float()[:, None] * frequency
         self.register_buffer("cos", angle.cos()[:, None], persistent=False)  # [positions, 1, d/2]
         self.register_buffer("sin", angle.sin()[:, None], persistent=False)
 

@@ -59,3 +59,10 @@ def test_parts_are_as_small_as_shared_devices_allow() -> None:
     other = (Placement(Role.ROLLOUT, (8,)),)
     shifts = reconcile(four, Plan(one + other))
     assert [(s.sources, s.targets) for s in shifts] == [(four, one), ((), other)]
+
+
+def test_the_training_unit_moves_in_one_shift() -> None:
+    """Otherwise there would be two training units, or none, depending on which half is faster."""
+    before = (Placement(Role.TRAIN, (0, 1)), Placement(Role.ROLLOUT, (4,)), Placement(Role.ROLLOUT, (5,)))
+    after = (Placement(Role.ROLLOUT, (0,)), Placement(Role.ROLLOUT, (1,)), Placement(Role.TRAIN, (4, 5)))
+    assert len(reconcile(before, Plan(tuple(sorted(after))))) == 1
