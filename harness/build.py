@@ -47,10 +47,11 @@ class Learned(Protocol):
 
 def build(spec: RunSpec) -> Parts:
     """Assemble a run; raises `UsageError` or `UnfitError` before anything has started."""
-    cost = cost_of(spec.group)
+    real = spec.backend != "sim"
+    cost = cost_of(spec.group, real)
     layout = layout_of(spec.group, cost)
     recipe = recipe_of(spec)
-    check_fits(spec.group, cost)
+    check_fits(spec.group, cost, real)
     learned: Learned | None = None
     workload: Workload
     backend: Backend
@@ -66,13 +67,12 @@ def build(spec: RunSpec) -> Parts:
         raise UnfitError(f"--backend {spec.backend}: this backend is not part of this version")
     if spec.group.faults.losses:
         backend = FaultyBackend(backend, draw_losses(spec, layout))
-    return Parts(
-        layout, recipe, cost, backend, workload, prior_of(spec.group, cost, recipe), floor_of(cost, spec),
-        learned,
-    )  # fmt: skip
+    prior, floor = prior_of(spec.group, cost, recipe, real), floor_of(cost, spec)
+    return Parts(layout, recipe, cost, backend, workload, prior, floor, learned)
 
 
-def cost_of(group: ModelGroup) -> ClusterCost:
+def cost_of(group: ModelGroup, real: bool) -> ClusterCost:
+    """The cost model; only a real model's tokens stand for several of the pair's."""
     return cluster_cost(
         architecture(group.pair.policy),
         architecture(group.pair.judge),
@@ -80,7 +80,7 @@ def cost_of(group: ModelGroup) -> ClusterCost:
         policy_tp=group.pair.policy_tp,
         judge_tp=group.pair.judge_tp,
         max_running=group.cluster.max_running,
-        token_scale=group.cluster.token_scale,
+        token_scale=group.cluster.token_scale if real else 1,
     )
 
 
@@ -94,6 +94,11 @@ def layout_of(group: ModelGroup, cost: ClusterCost) -> Layout:
     )
     total = sum(layout.template.values())
     needed = smallest_cluster(group, cost)
+    if total != cluster.gpus and cluster.gpus >= needed and total < cluster.gpus:
+        raise UsageError(
+            f"cluster.gpus={cluster.gpus}: the split train {cluster.train}, rollout {cluster.rollout}, "
+            f"reward {cluster.reward} adds up to {total}; --gpus N scales all of them"
+        )
     if cluster.gpus < needed or total > cluster.gpus:
         raise UsageError(
             f"cluster.gpus={cluster.gpus}: the layout needs "
@@ -122,7 +127,7 @@ def smallest_cluster(group: ModelGroup, cost: ClusterCost) -> int:
 
 def scaled_split(group: ModelGroup, gpus: int) -> dict[str, int]:
     """The template split on another number of devices, in whole blocks, no role left without one."""
-    cost = cost_of(group)
+    cost = cost_of(group, real=False)
     block = max(group.pair.policy_tp, group.pair.judge_tp)
     needed = smallest_cluster(group, cost)
     if gpus < needed:
@@ -163,9 +168,9 @@ def recipe_of(spec: RunSpec) -> Recipe:
     )
 
 
-def longest_context(group: ModelGroup) -> dict[Role, int]:
+def longest_context(group: ModelGroup, real: bool) -> dict[Role, int]:
     """Most tokens that a sequence of each role can hold, in the run's own tokens."""
-    if group.real:
+    if real:
         prompt, response = 128, group.learning.max_new_tokens
         judged = group.learning.judge_max_new_tokens
     else:
@@ -173,9 +178,9 @@ def longest_context(group: ModelGroup) -> dict[Role, int]:
     return {Role.ROLLOUT: prompt + response, Role.REWARD: prompt + response + judged}
 
 
-def check_fits(group: ModelGroup, cost: ClusterCost) -> None:
+def check_fits(group: ModelGroup, cost: ClusterCost, real: bool) -> None:
     """Every replica must hold its weights and one sequence of the longest kind."""
-    longest = longest_context(group)
+    longest = longest_context(group, real)
     for role in SERVING:
         serving = cost.serving[role]
         if serving.kv_capacity_tokens < longest[role]:
@@ -186,9 +191,9 @@ def check_fits(group: ModelGroup, cost: ClusterCost) -> None:
             )
 
 
-def prior_of(group: ModelGroup, cost: ClusterCost, recipe: Recipe) -> Estimates:
+def prior_of(group: ModelGroup, cost: ClusterCost, recipe: Recipe, real: bool) -> Estimates:
     """What the planner may know before the first step: declared priors and the cost model."""
-    if group.real:
+    if real:
         # the warm-started models' lengths, rounded (workloads/hops/models/EVIDENCE.txt)
         priors = {Role.ROLLOUT: LengthPrior(15.0, 1.5), Role.REWARD: LengthPrior(35.0, 0.9)}
         prompt = 25.0

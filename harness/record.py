@@ -7,7 +7,8 @@
         summary.json    derived from the events
         DONE            exists once the run is complete
 
-In virtual time `events.jsonl` holds nothing of this machine or moment: one seed, the same bytes.
+In virtual time `events.jsonl` holds no wall-clock time and no path: one seed, the same bytes. Where text and
+gradients are real, that is a promise for one host and one torch build.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -168,10 +168,6 @@ def _processor() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
-
-
-def wall_s(since: float) -> float:
-    return round(time.perf_counter() - since, 3)
 
 
 def list_runs(root: Path) -> list[dict[str, Any]]:

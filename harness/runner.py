@@ -52,6 +52,7 @@ def run(
         log.emit("run.ended", tally_end(tally), weights_sha256=weights)
         if parts.learned:
             parts.learned.save(directory.path / "weights")
+        check(directory.id, tally.summary())
         status = "complete"
     except (KeyboardInterrupt, asyncio.CancelledError):
         status = "interrupted"
@@ -59,6 +60,9 @@ def run(
     except NothingScheduled as error:
         reason = str(error)
         raise InvalidRun(f"{directory.id}: {error}; the last event in {log.path} says where") from None
+    except InvalidRun as error:
+        status, reason = "invalid", str(error)
+        raise
     except BaseException as error:
         reason = f"{type(error).__name__}: {error}"
         raise
@@ -74,7 +78,6 @@ def run(
             events_sha256=log.sha256,
         )
     assert summary is not None
-    check(summary)
     return RunResult(directory, summary)
 
 
@@ -118,7 +121,7 @@ def header(spec: RunSpec, parts: Parts) -> dict[str, Any]:
         "judge": _model_name(group, "judge"),
         "seed": spec.seed,
         "gpus": group.cluster.gpus,
-        "token_scale": group.cluster.token_scale,
+        "token_scale": parts.cost.training.token_scale,
         "provisional": parts.cost.training.hardware.provisional,
         "staleness_bound": spec.staleness,
         "steps": spec.steps,
@@ -158,15 +161,16 @@ def recompute(directory: RunDirectory) -> dict[str, Any]:
         tally.add(event)
     if not tally.steps:
         raise BenchError(f"{directory.id}: no RL step was finished, there is nothing to summarise")
+    check(directory.id, tally.summary())
     return identify(directory, log_sha, tally.summary())
 
 
-def check(summary: dict[str, Any]) -> None:
+def check(run_id: str, summary: dict[str, Any]) -> None:
     """A run that beats its lower bound, or loses device time, is not a measurement."""
     if summary["makespan_s"] < summary["lower_bound_s"] * (1 - 1e-9):
         raise InvalidRun(
-            f"{summary['run']}: makespan {summary['makespan_s']:.3f} s beats the lower bound "
+            f"{run_id}: makespan {summary['makespan_s']:.3f} s beats the lower bound "
             f"{summary['lower_bound_s']:.3f} s"
         )
     if min(summary["gpu_time_share"].values()) < -1e-9:
-        raise InvalidRun(f"{summary['run']}: device time is counted twice: {summary['gpu_time_share']}")
+        raise InvalidRun(f"{run_id}: device time is counted twice: {summary['gpu_time_share']}")

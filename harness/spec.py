@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from harness.errors import UsageError, unknown
+from systems.backends.sim.cost import hardware_names
 from systems.policies import ALIASES, SYSTEMS
 from systems.types import Kind
 from workloads.groups import ModelGroup, group_names, load_group
@@ -73,6 +74,12 @@ def resolve(
             f"--backend {backend}: {model} has no real weights here; it runs with --backend sim "
             f"(groups with real weights: {real})"
         )
+    unread = "learning" if backend == "sim" else "lengths"
+    for setting in settings:
+        if setting.startswith(f"{unread}."):
+            raise UsageError(f"--set {setting}: --backend {backend} does not read {unread}.*")
+    if group.cluster.hardware not in (profiles := hardware_names()):
+        raise unknown("hardware", group.cluster.hardware, profiles)
     if staleness is None:
         staleness = SYSTEMS[system].default_staleness
     return RunSpec(system, group, backend, steps, seed, staleness)

@@ -66,12 +66,14 @@ class Tally:
         self._leases: dict[int, _Owner] = {}
         self._shifts: dict[int, _Owner] = {}
         self._device_ns: dict[str, float] = defaultdict(float)
+        self._published_device_ns: dict[str, float] = {}  # the same, as of the last publish
         self._left: dict[int, tuple[int, str]] = {}  # sequence -> (lease it left, why)
         self._phase_began: dict[int, int] = {}
         self._phases: dict[str, list[float]] = defaultdict(list)  # wall seconds, shifts that did them
         self._phase_device_s: dict[str, float] = defaultdict(float)
-        self._shift_s: list[float] = []
+        self._done_shifts = 0
         self._failed_shifts = 0
+        self._with_sources: set[int] = set()  # shifts that took devices from a role, not first placements
         self._work: list[list[SampleWork]] = []
         self._staleness: list[int] = []
         self._losses = 0
@@ -223,6 +225,9 @@ class Tally:
             }
         )
         self._last_publish_ns = now
+        for owner in [*self._leases.values(), *self._shifts.values()]:
+            self._account(owner, now)
+        self._published_device_ns = dict(self._device_ns)
         self._stepped(self)
 
     # ------------------------------------------------------------------------------- device time
@@ -247,8 +252,7 @@ class Tally:
             owner = self._leases[epoch]
             owner.running, owner.updating = 0, False
             self._account(owner, event["t"])
-            if state == "released":
-                del self._leases[epoch]
+            del self._leases[epoch]  # sequences that leave a lost lease afterwards find nothing to end
 
     def _on_updating(self, event: Event) -> None:
         self._update(event, True)
@@ -264,14 +268,17 @@ class Tally:
 
     def _on_shift_began(self, event: Event) -> None:
         devices = {d for side in ("sources", "targets") for _, owned in event[side] for d in owned}
+        if event["sources"]:
+            self._with_sources.add(event["shift"])
         self._shifts[event["shift"]] = _Owner("shift", len(devices), since=event["t"])
         self._phase_began[event["shift"]] = event["t"]
 
     def _on_shift_phase(self, event: Event) -> None:
         owner, now = self._shifts[event["shift"]], event["t"]
         took = (now - self._phase_began[event["shift"]]) / NS
-        self._phases[event["phase"]].append(took)
-        self._phase_device_s[event["phase"]] += took * owner.devices
+        if took > 0 or event["phase"] == "drain":  # other phases take time wherever they apply
+            self._phases[event["phase"]].append(took)
+            self._phase_device_s[event["phase"]] += took * owner.devices
         self._phase_began[event["shift"]] = now
         if event["phase"] == "drain":
             owner.running = 1
@@ -281,11 +288,9 @@ class Tally:
         owner = self._shifts.pop(event["shift"])
         owner.running = 0
         self._account(owner, event["t"])
-        began = self._phase_began.pop(event["shift"])
-        if event["ok"]:
-            self._shift_s.append((event["t"] - began) / NS)
-        else:
-            self._failed_shifts += 1
+        del self._phase_began[event["shift"]]
+        self._failed_shifts += not event["ok"]
+        self._done_shifts += event["ok"] and event["shift"] in self._with_sources
 
     def _on_device_lost(self, event: Event) -> None:
         self._losses += 1
@@ -309,7 +314,7 @@ class Tally:
             "lower_bound_s": lower_bound_s(self._work, _floor(began["floor"])),
             "weights_sha256": self.ended.get("weights_sha256"),
             "migrations": self.migrations,
-            "shifts": len(self._shift_s),
+            "shifts": self._done_shifts,
             "failed_shifts": self._failed_shifts,
             "device_losses": self._losses,
             "shift_phases": phases,
@@ -329,12 +334,8 @@ class Tally:
         }
 
     def _shares(self) -> dict[str, float]:
-        end = self._last_publish_ns
-        total = end * self.began["gpus"]
-        used = dict(self._device_ns)
-        for owner in [*self._leases.values(), *self._shifts.values()]:
-            if owner.share is not None:
-                used[owner.share] = used.get(owner.share, 0.0) + (end - owner.since) * owner.devices
+        total = self._last_publish_ns * self.began["gpus"]
+        used = self._published_device_ns
         shares = {name: used.get(name, 0.0) / total if total else 0.0 for name in SHARES[:-1]}
         return {**shares, "idle": 1.0 - sum(shares.values())}
 

@@ -27,6 +27,7 @@ HORIZON_PUBLISHES = 2
 SLICE, TAIL_SLICE = 0.8, 1.6  # e-foldings of a role's work in a slice of the forecast: within a slice
 # decay is exact for a fixed rate, and in the tail, where weights are read for a few sequences, rates stay
 TAIL = 16  # sequences a replica below which that is so
+BASE_MOVES = 4  # the balanced split follows the workload by a few blocks an RL step
 MAX_SLICES = 200  # a forecast that is not done by then is as good as infinite
 MIN_GAIN = 0.05  # of T: below it a forecast's own error decides (source: artifact-template)
 SIGMAS = 2.0  # a gain must exceed that even if lengths are off by two standard deviations
@@ -178,30 +179,25 @@ def confidence(view: View) -> float:
     return max(0.0, 1.0 - SIGMAS * spread)
 
 
-def candidates(view: View, starts: Sequence[Split], largest: int | None = None) -> list[Split]:
-    """Splits worth a forecast: one transfer between two roles away from each of `starts`.
+def candidates(view: View, start: Split, largest: int | None = None) -> list[Split]:
+    """Splits worth a forecast: `start`, and those one transfer between two roles away from it.
 
     Transfers come in powers of two (up to `largest`), so their number grows with the logarithm of the
-    cluster. While a step is being trained on, or is about to be, the training unit stays as it is: it
-    cannot be resized half-way.
+    cluster.
     """
     smallest = -(-view.layout.train_min // view.layout.block)
-    now, training = starts[0], view.training
-    busy = training.started_ns is not None or (training.batch_ready and now[Role.TRAIN] > 0)
-    fixed = now[Role.TRAIN] if busy else None
     found: dict[tuple[int, ...], Split] = {}
 
     def add(split: dict[Role, int]) -> None:
         train = split[Role.TRAIN]
-        if (train == 0 or train >= smallest) and (fixed is None or train == fixed):
+        if train == 0 or train >= smallest:
             found.setdefault(tuple(split[role] for role in Role), split)
 
-    for start in starts:
-        add(dict(start))
-        for donor, receiver in permutations(Role, 2):
-            for amount in _amounts(start[donor]):
-                if largest is None or amount <= largest:
-                    add({**start, donor: start[donor] - amount, receiver: start[receiver] + amount})
+    add(dict(start))
+    for donor, receiver in permutations(Role, 2):
+        for amount in _amounts(start[donor]):
+            if largest is None or amount <= largest:
+                add({**start, donor: start[donor] - amount, receiver: start[receiver] + amount})
     return list(found.values())
 
 
@@ -210,33 +206,47 @@ def _amounts(most: int) -> list[int]:
     return [*amounts, most] if most else []
 
 
+def balance(view: View, now: Split, base: Split) -> Split:
+    """`base` after at most `BASE_MOVES` transfers of one block, each the best, as long as T falls."""
+    best_s = forecast(view, now, base, base)
+    for _ in range(BASE_MOVES):
+        found = base
+        for split in candidates(view, base, largest=1):
+            if all(split.values()):
+                time_s = forecast(view, now, split, split, best_s)
+                if time_s < best_s:
+                    found, best_s = split, time_s
+        if found == base:
+            break
+        base = found
+    return base
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The split to have, the balanced split to fall back on, and why."""
+    """The split to have, and why."""
 
     split: Split
-    base: Split
     why: str
 
 
 def choose(view: View, now: Split, base: Split) -> Choice:
     """The best split if its gain exceeds its price, else the present one.
 
-    `base` is improved by one transfer of one block at a time, so it follows the workload. A split that
-    makes no progress from the start is not a choice; if the present one makes none, the best of the
-    others is taken whatever it costs.
+    A split that makes no progress from the start is not a choice; if the present one makes none, the
+    best of the others is taken whatever it costs. While a step is being trained on, or is about to be,
+    the training unit stays as it is: it cannot be resized half-way.
     """
-    if view.training.started_ns is None:
-        near = [split for split in candidates(view, [base], largest=1) if all(split.values())]
-        best_s = math.inf
-        for split in near:
-            time_s = forecast(view, now, split, split, best_s)
-            if time_s < best_s:
-                base, best_s = split, time_s
     flow = _Flow(view)
-    moving = [split for split in [*candidates(view, [now]), base] if not flow.stuck(split)]
+    training = view.training
+    busy = training.started_ns is not None or (training.batch_ready and now[Role.TRAIN] > 0)
+    moving = [
+        split
+        for split in [*candidates(view, now), base]
+        if not flow.stuck(split) and not (busy and split[Role.TRAIN] != now[Role.TRAIN])
+    ]
     if not moving:
-        return Choice(now, base, "keep: nothing to do")
+        return Choice(now, "keep: nothing to do")
     stuck = flow.stuck(now)
     present_s = math.inf if stuck else forecast(view, now, now, base)
     best, best_s = now, present_s
@@ -245,13 +255,13 @@ def choose(view: View, now: Split, base: Split) -> Choice:
         if time_s < best_s:
             best, best_s = split, time_s
     if best == now:
-        return Choice(now, base, "keep: no split is faster")
+        return Choice(now, "keep: no split is faster")
     if stuck:
-        return Choice(best, base, f"stuck: T {best_s:.1f} s")
+        return Choice(best, f"stuck: T {best_s:.1f} s")
     gain_s, price_s = confidence(view) * (present_s - best_s), MIN_GAIN * present_s
     if gain_s > price_s:
-        return Choice(best, base, f"shift: T {present_s:.1f} -> {best_s:.1f} s")
-    return Choice(now, base, f"keep: sure gain {gain_s:.1f} s is below {price_s:.1f} s")
+        return Choice(best, f"shift: T {present_s:.1f} -> {best_s:.1f} s")
+    return Choice(now, f"keep: sure gain {gain_s:.1f} s is below {price_s:.1f} s")
 
 
 def rearrange(view: View, roles: Sequence[Role], split: Split) -> tuple[Role, ...]:

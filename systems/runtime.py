@@ -10,7 +10,7 @@
 
 Invariants
 * Policies say what should be; only `reconcile` decides which shifts that takes.
-* A device has one owner: a lease, or the shift under way. Checked after every change.
+* A device has one owner: a lease, or the shift under way. Checked after every shift.
 * The policy's memory is the policy's value; the runtime only keeps it.
 * Nothing here knows which system runs, what a sequence says, or whether time is real.
 """
@@ -197,7 +197,6 @@ class Runtime:
                 version=serving.version,
                 started_ns=self._training_since,
                 batch_ready=progress.batch_ready,
-                finished=progress.finished,
             ),
             estimates=self.estimates,
         )
@@ -227,6 +226,7 @@ class Runtime:
             if any(device in self._down for device in shift.devices):
                 raise WorkerLost((), "a device was lost before the shift began")
             await self._drain(shift, sources)
+            drained = now_ns()
             async with asyncio.timeout(self.deadlines.reply_s):
                 async for done in self._backend.shift(shift, self.serving.version):
                     self._phase(shift, done.step, done.bytes_moved)
@@ -242,12 +242,11 @@ class Runtime:
         if fault is None:
             for lease in targets:
                 self._activate(lease)
-            took = (now_ns() - began) / NS_PER_S
-            self.observe(shift_s=self.estimates.shift_s + SMOOTHING * (took - self.estimates.shift_s))
+            if shift.sources:
+                took = (now_ns() - drained) / NS_PER_S
+                self.observe(shift_s=self.estimates.shift_s + SMOOTHING * (took - self.estimates.shift_s))
         else:
-            self._release(sources)
-            for lease in targets:
-                self._move(lease, LeaseState.LOST)
+            self._clean_up(sources, targets)
             self._take_down(fault)
         self.log.emit("shift.ended", now_ns(), shift=shift.id, ok=fault is None)
         lifecycle.check_owners(self._leases.values())
@@ -267,6 +266,8 @@ class Runtime:
         if lease.role is Role.TRAIN:
             self._train_ready.clear()
             await self._train_idle.wait()
+            if lease.state is LeaseState.LOST:
+                raise WorkerLost((), "the training unit was lost while it drained")
         else:
             await self.serving.drain(lease, shift.how)
 
@@ -275,6 +276,19 @@ class Runtime:
         for lease in leases:
             if lease.epoch in self._leases:
                 self._end(lease, LeaseState.RELEASED)
+
+    def _clean_up(self, sources: Sequence[Lease], targets: Sequence[Lease]) -> None:
+        """A shift failed: what has drained is free, what still holds sequences is given up."""
+        for lease in sources:
+            if lease.epoch not in self._leases or lease.state is not LeaseState.DRAINING:
+                continue
+            if lease.running:
+                self._end(lease, LeaseState.LOST)
+                self._take_down(WorkerLost(lease.placement.devices, "did not drain"))
+            else:
+                self._end(lease, LeaseState.RELEASED)
+        for lease in targets:
+            self._move(lease, LeaseState.LOST)
 
     def _lease(self, placement: Placement) -> Lease:
         lease = Lease(placement, self._epochs)

@@ -58,6 +58,9 @@ class Deadlines:
     train_s: float = 7200.0  # one micro-batch or optimizer step
 
 
+CATCH_UP_S = 0.01  # how often a stream that is behind an abort's answer is looked at
+
+
 class AnswerLost(WorkerLost):
     """A worker's stream has a gap: what it holds is unknown, so it is given up."""
 
@@ -71,6 +74,7 @@ class _Seat:
     heard_ns: int
     received: int = 0
     update: asyncio.Task[None] | None = None
+    loading: bool = False  # the update is past its sequences and loads the version
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     busy: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -120,15 +124,18 @@ class Serving:
 
     async def drain(self, lease: Lease, how: How) -> None:
         """Empty a draining replica. Raises `WorkerLost` if it dies meanwhile."""
-        seat = self._seats[lease.epoch]
-        if seat.update is not None:  # what it would load is about to be given up
+        seat = self._seats.get(lease.epoch)
+        if seat is None:
+            raise WorkerLost((), f"lease {lease.epoch} was lost before it drained")
+        if seat.update is not None and seat.loading:  # what it loads is about to be given up
             seat.update.cancel()
-            await asyncio.wait([seat.update])
         if how is How.MIGRATE:
             await self._vacate(seat, list(lease.running), "shift")
         await seat.idle.wait()
+        if seat.update is not None:
+            await asyncio.wait([seat.update])
         if lease.state is LeaseState.LOST:
-            raise WorkerLost(lease.placement.devices, "lost while it drained")
+            raise WorkerLost((), f"lease {lease.epoch} was lost while it drained")
 
     def detach(self, lease: Lease) -> None:
         """The lease has ended: whatever still ran there waits again."""
@@ -277,8 +284,12 @@ class Serving:
         """Abort these on their replica and put them back into the queue, tokens kept."""
         if not sequences:
             return
-        async with asyncio.timeout(self._deadlines.reply_s):
-            chunks = await seat.worker.abort(sequences)
+        try:
+            async with asyncio.timeout(self._deadlines.reply_s):
+                chunks = await seat.worker.abort(sequences)
+                await self._catch_up(seat)
+        except TimeoutError:
+            raise WorkerLost(seat.lease.placement.devices, "did not answer an abort") from None
         leaving = []
         for chunk in chunks:
             sequence = seat.lease.running.get(chunk.sequence)
@@ -288,6 +299,15 @@ class Serving:
         for sequence in reversed(leaving):
             self._requeue(seat, sequence, why)
         self._changed()
+
+    async def _catch_up(self, seat: _Seat) -> None:
+        """What was streamed before an abort comes before what the abort returned."""
+        sent = await seat.worker.ping()
+        deadline_ns = now_ns() + to_ns(self._deadlines.late_s)
+        while seat.received < sent and seat.lease.epoch in self._seats:
+            if now_ns() > deadline_ns:
+                raise AnswerLost(seat.lease.placement.devices, f"answer {seat.received} never came")
+            await asyncio.sleep(CATCH_UP_S)
 
     def _requeue(self, seat: _Seat, sequence: Sequence, why: str) -> None:
         self._leave(seat, sequence, SequencePhase.WAITING)
@@ -299,7 +319,10 @@ class Serving:
         self._dispatch_soon(sequence.role)
 
     async def _rebalance(self, role: Role) -> None:
-        """After a replica has come: move sequences to it from the fullest, where that pays."""
+        """After a replica has come: take sequences off the fullest ones, where that pays.
+
+        They go back to the queue; dispatch then finds that the emptiest replica gains most from them.
+        """
         await asyncio.sleep(0)  # let the waiting ones be dispatched first
         estimates = self._estimates()
         loads = [self._load(seat) for seat in self._open(role)]
@@ -337,14 +360,16 @@ class Serving:
                 if self._publishing is Publishing.INTERRUPT:
                     await self._vacate(seat, list(lease.running), "publish")
                 await seat.idle.wait()
-                if lease.state is LeaseState.LOST:
-                    return
+                if lease.state is not LeaseState.ACTIVE:
+                    return  # lost, or about to be given up
                 self._log.emit("lease.updating", now_ns(), lease=lease.epoch, version=version)
+                seat.loading = True
                 try:
                     async with asyncio.timeout(self._deadlines.reply_s):
                         await seat.worker.update(version)
                     lease.version = version
                 finally:
+                    seat.loading = False
                     self._log.emit("lease.updated", now_ns(), lease=lease.epoch, version=lease.version)
         except WorkerLost as lost:
             self._lost(lease, lost)

@@ -339,7 +339,6 @@ class Training:
     version: int
     started_ns: int | None
     batch_ready: bool
-    finished: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,15 +97,20 @@ class NoisyWorker:
 
     async def stream(self) -> AsyncIterator[TokenChunk]:
         noise = self._noise
-        async for chunk in self._inner.stream():
-            draw = self._rng.random()
-            if draw < noise.lost:
-                continue
-            if draw < noise.lost + noise.late:
-                await asyncio.sleep(noise.late_s)
-            yield chunk
-            if draw > 1 - noise.doubled:
+        try:
+            async for chunk in self._inner.stream():
+                draw = self._rng.random()
+                if draw < noise.lost:
+                    continue
+                if draw < noise.lost + noise.late:
+                    await asyncio.sleep(noise.late_s)
                 yield chunk
+                if draw > 1 - noise.doubled:
+                    yield chunk
+        except WorkerLost:
+            if noise.late:  # the news of a death is an answer too
+                await asyncio.sleep(noise.late_s)
+            raise
 
     def submit(self, work: Work) -> None:
         self._inner.submit(work)

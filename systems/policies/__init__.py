@@ -1,6 +1,6 @@
 """The systems under test: one small file each, found by name.
 
-A policy module has a class with `name`, `aliases`, `default_staleness`, `begin` and `plan`. Adding a
+A policy module has a class with `name`, `default_staleness`, `begin` and `plan`. Adding a
 system means adding a file here and a line to `SYSTEMS`; nothing else knows systems by name.
 """
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from systems.layouts import count, place_blocks, template_roles
-from systems.planner import choose, rearrange
+from systems.planner import balance, choose, rearrange
 from systems.types import Layout, Plan, Role, View
 
 COOLDOWN_NS = 10 * 1_000_000_000  # between changes of mind (source: artifact-template)
@@ -17,11 +17,15 @@ COOLDOWN_NS = 10 * 1_000_000_000  # between changes of mind (source: artifact-te
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """The role of each block, when one last changed, and the balanced split to fall back on."""
+    """The role of each block, when one last changed, and the balanced split to fall back on.
+
+    The latter is looked for once a version, while nothing is being trained on.
+    """
 
     roles: tuple[Role, ...]
     base: tuple[tuple[Role, int], ...]
     changed_ns: int | None = None
+    base_version: int = -1
 
 
 class Pivot:
@@ -40,8 +44,11 @@ class Pivot:
         if view.shifting or (view.now_ns < rested_ns and not starved):
             revisit = rested_ns if view.now_ns < rested_ns else None
             return Plan(place_blocks(view.layout, memory.roles), why="cooldown", revisit_ns=revisit), memory
-        choice = choose(view, count(memory.roles), dict(memory.base))
+        now, base, base_version = count(memory.roles), dict(memory.base), memory.base_version
+        if base_version < view.training.version and view.training.started_ns is None:
+            base, base_version = dict(balance(view, now, base)), view.training.version
+        choice = choose(view, now, base)
         roles = rearrange(view, memory.roles, choice.split)
         changed_ns = view.now_ns if roles != memory.roles else memory.changed_ns
-        memory = Blocks(roles, tuple(choice.base.items()), changed_ns)
+        memory = Blocks(roles, tuple(base.items()), changed_ns, base_version)
         return Plan(place_blocks(view.layout, roles), why=choice.why), memory

@@ -31,7 +31,7 @@ from grpo_step import OurStep, StepReport, TrlStep
 
 ATTEMPTS_PER_ROUND = 6
 QUIET_WINDOW_S = 3.0
-QUIET_PATIENCE_S = 120.0
+QUIET_PATIENCE_S = 600.0
 STAT = Path("/proc/stat")
 SIDES: dict[str, type[OurStep] | type[TrlStep]] = {"ours": OurStep, "trl": TrlStep}
 

@@ -105,6 +105,19 @@ def test_a_lost_training_unit_repeats_the_step() -> None:
     assert len(log.of("version.published")) == 1
 
 
+def test_a_death_that_is_heard_of_late_does_not_end_the_run() -> None:
+    """A replica dies, and a shift tries to drain it before its stream has said so."""
+    noise = Noise(late=1e-9, late_s=5.0)
+    shifts = [event["t"] / 1e9 for event in simulate(small_spec(steps=2))[0].of("shift.began")]
+    for began in shifts[::2]:
+        for device in range(8):
+            losses = (Fault(max(0.0, began - 1.0), device),)
+            log, _, _ = simulate(
+                small_spec(steps=2), lambda backend, f=losses: FaultyBackend(backend, f, noise)
+            )
+            assert len(log.of("version.published")) == 2
+
+
 def test_a_lost_replica_keeps_what_was_streamed() -> None:
     spec = small_spec("disaggregated", steps=1)
     log, _, runtime = simulate(spec, lambda backend: FaultyBackend(backend, (Fault(6.0, 4),)))

@@ -86,6 +86,10 @@ class Hardware:
     all_reduce_s: float
 
 
+def hardware_names() -> list[str]:
+    return sorted(path.stem for path in (HERE / "hardware").glob("*.toml"))
+
+
 def load_hardware(name: str) -> Hardware:
     raw = tomllib.loads((HERE / "hardware" / f"{name}.toml").read_text())
     peak, efficiency, overhead = raw["peak"], raw["efficiency"], raw["overhead"]
@@ -249,13 +253,10 @@ class ClusterCost:
 
 def cluster_cost(
     policy: Architecture, judge: Architecture, hardware: Hardware, *, policy_tp: int, judge_tp: int,
-    max_running: int, token_scale: int = 1, changes: dict[str, float] | None = None,
+    max_running: int, token_scale: int = 1,
 ) -> ClusterCost:  # fmt: skip
-    """The cost model of a model group; `changes` overrides entries of `shift.toml` by 'table.key'."""
+    """The cost model of a model group."""
     raw: dict[str, Any] = tomllib.loads((HERE / "shift.toml").read_text())
-    for dotted, value in (changes or {}).items():
-        table, key = dotted.split(".")
-        raw[table][key] = value
     return ClusterCost(
         serving={
             Role.ROLLOUT: ServingCost(policy, hardware, policy_tp, max_running, token_scale),
