@@ -197,7 +197,7 @@ def _split(rollout: float, judge: float, update: float) -> dict[str, float]:
 # ------------------------------------------------------------------------------------------------ TRL
 
 TRL_MICRO_SAMPLES = 64  # a mini-batch in one forward pass: 32 and 16 were no faster
-TRL_JUDGE_ROWS = 32  # judged together, sorted by length: one batch of all took twice as long, 64 a fifth more
+TRL_JUDGE_ROWS = 32  # shortest first; 64 and 16 a batch as fast, all in one 1.6 to 2 times as long
 
 
 @dataclass(slots=True)
