@@ -179,6 +179,7 @@ def main() -> None:
             "samples": grpo_step.SAMPLES,
             "mini_batch_samples": grpo_step.MINI_SAMPLES,
             "trl_micro_batch_samples": grpo_step.TRL_MICRO_SAMPLES,
+            "trl_judge_rows": grpo_step.TRL_JUDGE_ROWS,
             **learning.model_dump(),
         },
         **summary(rounds),
