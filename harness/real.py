@@ -10,6 +10,7 @@ from harness.spec import RunSpec
 from systems.backends.sim.backend import SimBackend
 from systems.backends.sim.cost import ClusterCost
 from systems.types import Recipe, Role
+from workloads.groups import ModelGroup
 from workloads.hops import task
 from workloads.hops.workload import HopsWorkload, judge_tokens
 
@@ -52,34 +53,35 @@ def cosimulated(
     spec: RunSpec, cost: ClusterCost, recipe: Recipe
 ) -> tuple[SimBackend, HopsWorkload, LearnedPolicy]:
     """Real tokens, verdicts and gradients; durations from the cost model."""
-    real, learning = spec.group.real, spec.group.learning
-    assert real is not None
     # The bits do not depend on it. A second thread gains a fifth on an idle machine, and loses far more
     # on a busy one, where tiny operators wait for a core that somebody else has.
     torch.set_num_threads(1)
-    policy = load_model(PACKAGE / real.policy)
-    judge = load_model(PACKAGE / real.judge)
-    versions = PolicyVersions(policy.config, keep=recipe.staleness + 2)
-    learner = GrpoLearner(
-        policy,
-        GrpoConfig(
-            lr=learning.lr,
-            clip_low=learning.clip_low,
-            clip_high=learning.clip_high,
-            tis_cap=learning.tis_cap,
-            kl=learning.kl,
-            temperature=learning.temperature,
-            grad_clip=learning.grad_clip,
-        ),
-        vocab=task.VOCAB,
-        published=versions.put,
-    )
-    serving = {
-        Role.ROLLOUT: Serving(
-            Sampler(task.VOCAB, learning.temperature, spec.seed), task.STOP, learning.max_new_tokens
-        ),
-        Role.REWARD: Serving(Sampler(task.VOCAB, 0.0), task.STOP, learning.judge_max_new_tokens),
-    }
-    lengths = EngineLengths(versions, ServingModel(judge.config, to_standard(judge)), serving, judge_tokens)
+    learner, lengths = learner_and_lengths(spec.group, recipe.staleness, spec.seed)
     backend = SimBackend(spec.kind, cost, lengths, learner)
     return backend, HopsWorkload(spec.seed), LearnedPolicy(learner)
+
+
+def learner_and_lengths(group: ModelGroup, staleness: int, seed: int) -> tuple[GrpoLearner, EngineLengths]:
+    """What trains the group's policy, and what generates with all versions that it publishes."""
+    real, learning = group.real, group.learning
+    assert real is not None
+    policy = load_model(PACKAGE / real.policy)
+    judge = load_model(PACKAGE / real.judge)
+    versions = PolicyVersions(policy.config, keep=staleness + 2)
+    config = GrpoConfig(
+        lr=learning.lr,
+        clip_low=learning.clip_low,
+        clip_high=learning.clip_high,
+        tis_cap=learning.tis_cap,
+        kl=learning.kl,
+        temperature=learning.temperature,
+        grad_clip=learning.grad_clip,
+    )
+    learner = GrpoLearner(policy, config, vocab=task.VOCAB, published=versions.put)
+    sampler = Sampler(task.VOCAB, learning.temperature, seed)
+    serving = {
+        Role.ROLLOUT: Serving(sampler, task.STOP, learning.max_new_tokens),
+        Role.REWARD: Serving(Sampler(task.VOCAB, 0.0), task.STOP, learning.judge_max_new_tokens),
+    }
+    folded = ServingModel(judge.config, to_standard(judge))
+    return learner, EngineLengths(versions, folded, serving, judge_tokens)

@@ -29,14 +29,11 @@ from typing import Any
 import torch
 
 import workloads
+from harness.real import learner_and_lengths
 from systems.backends.base import Work
-from systems.backends.cosim.lengths import EngineLengths, PolicyVersions, Serving
 from systems.batching import canonical_batch
 from systems.learning.grpo import GrpoConfig
-from systems.learning.trainer import GrpoLearner
-from systems.model.sampling import Sampler
-from systems.model.serving import ServingModel
-from systems.model.weights import digest, load_model, to_standard
+from systems.model.weights import digest, to_standard
 from systems.types import Group, Publishing, Recipe, Role, Sample, Segment, Sequence
 from workloads.groups import load_group
 from workloads.hops import task
@@ -87,26 +84,7 @@ class OurStep:
     """The step as the co-simulated backend does it, without the simulated cluster. Runs once."""
 
     def __init__(self, seed: int) -> None:
-        learning = GROUP.learning
-        policy, judge = load_model(model_directory("policy")), load_model(model_directory("judge"))
-        versions = PolicyVersions(policy.config, keep=2)
-        config = GrpoConfig(
-            lr=learning.lr,
-            clip_low=learning.clip_low,
-            clip_high=learning.clip_high,
-            tis_cap=learning.tis_cap,
-            kl=learning.kl,
-            temperature=learning.temperature,
-            grad_clip=learning.grad_clip,
-        )
-        self._learner = GrpoLearner(policy, config, vocab=task.VOCAB, published=versions.put)
-        sampler = Sampler(task.VOCAB, learning.temperature, seed)
-        serving = {
-            Role.ROLLOUT: Serving(sampler, task.STOP, learning.max_new_tokens),
-            Role.REWARD: Serving(Sampler(task.VOCAB, 0.0), task.STOP, learning.judge_max_new_tokens),
-        }
-        folded = ServingModel(judge.config, to_standard(judge))
-        self._lengths = EngineLengths(versions, folded, serving, judge_tokens)
+        self._learner, self._lengths = learner_and_lengths(GROUP, staleness=0, seed=seed)
         self._workload = HopsWorkload(seed)
 
     def run(self) -> StepReport:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
@@ -25,6 +23,7 @@ from systems.model.sampling import Sampler, keyed_uniform  # noqa: E402
 from systems.model.serving import ServingModel  # noqa: E402
 from systems.model.weights import load_model, to_standard  # noqa: E402
 from systems.types import Prompt, Role  # noqa: E402
+from tests.live.conftest import threads  # noqa: E402
 from workloads.hops import demonstrations as demo  # noqa: E402
 from workloads.hops import task  # noqa: E402
 from workloads.hops.workload import judge_tokens  # noqa: E402
@@ -39,23 +38,6 @@ NEVER = -1  # a stop token that is never drawn
 Text = tuple[list[int], list[float]]  # tokens and their log-probabilities
 
 few = settings(max_examples=5, deadline=None, derandomize=True)
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Two threads on a shared machine wait for each other longer than they compute."""
-    with threads(1):
-        yield
 
 
 @lru_cache

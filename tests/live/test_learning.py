@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
@@ -31,6 +30,7 @@ from systems.model.sampling import Sampler  # noqa: E402
 from systems.model.serving import ServingModel  # noqa: E402
 from systems.model.weights import digest, load_model, to_standard  # noqa: E402
 from systems.types import Group, Prompt, Publishing, Recipe, Role, Sample, Segment  # noqa: E402
+from tests.live.conftest import threads  # noqa: E402
 from workloads.hops import task  # noqa: E402
 
 MODELS = Path(workloads.__file__).parent / "hops" / "models"
@@ -39,23 +39,6 @@ GROUPS, SAMPLES, MINIS, MICRO = 4, 4, 2, 2  # so a mini-batch is 4 micro-batches
 CONFIG = GrpoConfig(lr=3e-4)
 
 Order = Callable[[Sequence[MicroBatch]], Sequence[MicroBatch]]
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Two threads on a shared machine wait for each other longer than they compute."""
-    with threads(1):
-        yield
 
 
 # ------------------------------------------------------------------------------------------- advantages

@@ -6,7 +6,7 @@ import json
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -46,15 +46,6 @@ FP32_TOLERANCE = 1e-4  # largest difference of a logit
 FP64_TOLERANCE = 1e-10
 
 transformers.utils.logging.disable_progress_bar()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Two threads on a shared machine wait for each other longer than they compute."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @lru_cache
