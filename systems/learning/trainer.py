@@ -2,6 +2,8 @@
 
 Invariants
 * A step is a transaction: `begin` forgets whatever an unfinished step did, `publish` commits.
+* `gradient` and `apply` are all that a step is made of, so ranks in other processes can share it: each
+  computes gradients of its own micro-batches, one applies them all.
 * The gradient of a micro-batch depends on the weights and on its samples only, and is computed by one
   thread, because sums over tokens have other bits with two; gradients are summed in micro-batch order.
   So the update is the same bits however many workers computed it.
@@ -12,7 +14,7 @@ Invariants
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,8 +29,11 @@ from systems.model.weights import to_standard
 
 BIN_ROWS = 8  # rows a forward pass: few enough to pad little, enough to keep GEMMs busy
 
+MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # what AdamW keeps for a parameter
+
 State = dict[str, Tensor]
 Gradient = list[Tensor]
+Stats = dict[str, float]
 
 
 @contextmanager
@@ -63,54 +68,114 @@ class GrpoLearner:
         self._advantage: dict[int, float] = {}
         self._proximal: dict[int, Tensor] = {}
         self._tokens: dict[int, int] = {}  # mini-batch -> response tokens that have an advantage
-        self._gradients: list[tuple[int, Gradient]] = []
-        self._stats: dict[str, float] = {}
-        published(0, self._weights())
+        self._gradients: list[tuple[int, Gradient, Stats]] = []
+        published(0, self.weights())
 
     # ------------------------------------------------------------------------------- the contract
 
-    @one_thread()
     def begin(self, batch: Batch) -> None:
         """Prepare the RL step that consumes `batch` at its version."""
-        if batch.version != self.version:
-            raise ValueError(f"the batch is for version {batch.version}, the trainer is at {self.version}")
+        self.rewind()
+        self.prepare(batch, [micro for mini in batch.mini_batches for micro in mini])
+        self._gradients = []
+
+    def accumulate(self, micro: MicroBatch) -> None:
+        self._gradients.append((micro.index, *self.gradient(micro)))
+
+    def step(self) -> TrainStats:
+        """Apply what was accumulated, in micro-batch order."""
+        ordered = sorted(self._gradients, key=lambda entry: entry[0])
+        self._gradients = []
+        norm = self.apply([gradient for _, gradient, _ in ordered])
+        return TrainStats(step_stats(norm, [stats for _, _, stats in ordered]))
+
+    def publish(self) -> int:
+        self.commit()
+        self._published(self.version, self.weights())
+        return self.version
+
+    # ------------------------------------------------------------------------------- what a step is made of
+
+    def rewind(self) -> None:
+        """Forget what an unfinished step did to the weights and the optimizer."""
         if self._dirty:
             self._restore()
         self._dirty = True
-        self._gradients = []
+
+    @one_thread()
+    def prepare(self, batch: Batch, mine: Sequence[MicroBatch]) -> None:
+        """What gradients of the micro-batches `mine` need to know of their batch."""
+        if batch.version != self.version:
+            raise ValueError(f"the batch is for version {batch.version}, the trainer is at {self.version}")
         self._advantage = advantages(batch.samples)
-        self._proximal = self._proximal_of_stale(batch)
+        self._proximal = {}
+        for micro in mine:
+            self._proximal |= self._proximal_of_stale(micro, batch.version)
         self._tokens = {
             index: sum(s.length for micro in mini for s in self._useful(micro))
             for index, mini in enumerate(batch.mini_batches)
         }
 
     @one_thread()
-    def accumulate(self, micro: MicroBatch) -> None:
-        self._gradients.append((micro.index, self._gradient(micro)))
+    def gradient(self, micro: MicroBatch) -> tuple[Gradient, Stats]:
+        """The gradient of this micro-batch's part of its mini-batch's loss, and its part of the stats."""
+        return self._gradient(micro)
 
     @one_thread()
-    def step(self) -> TrainStats:
-        """Sum the gradients in micro-batch order, clip, and let the optimizer take one step."""
-        ordered = [gradient for _, gradient in sorted(self._gradients, key=lambda pair: pair[0])]
-        self._gradients = []
+    def apply(self, gradients: Sequence[Gradient]) -> float:
+        """Sum gradients in the order given, clip, let the optimizer take a step; returns their norm."""
         for index, parameter in enumerate(self._parameters):
-            total = ordered[0][index]
-            for gradient in ordered[1:]:
+            total = gradients[0][index]
+            for gradient in gradients[1:]:
                 total = total + gradient[index]
             parameter.grad = total
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.config.grad_clip)
         self._optimizer.step()
         self._optimizer.zero_grad()
-        stats, self._stats = self._stats, {}
-        return TrainStats({"grad_norm": float(norm), **stats})
+        return float(norm)
 
-    def publish(self) -> int:
+    def commit(self) -> None:
+        """The step is done: from now on this is what `rewind` goes back to."""
         self.version += 1
         self._committed = self._snapshot()
         self._dirty = False
-        self._published(self.version, self._weights())
-        return self.version
+
+    # ------------------------------------------------------------------------------- state
+
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """In the order of gradients."""
+        return self._parameters
+
+    def weights(self) -> State:
+        """A copy of the present weights, under standard names."""
+        return {name: tensor.clone() for name, tensor in to_standard(self.model).items()}
+
+    def state(self) -> State:
+        """All that a step starts from, as fp32 tensors: weights and Adam moments. Nothing is copied."""
+        state: State = {}
+        for index, parameter in enumerate(self._parameters):
+            kept = self._optimizer.state[parameter] or _no_moments(parameter)
+            state[f"weight.{index}"] = parameter.detach()
+            state |= {f"{name}.{index}": kept[name] for name in MOMENTS}
+        return state
+
+    @torch.no_grad()
+    def adopt(self, version: int, state: Mapping[str, Tensor]) -> None:
+        """Go on from a committed `state` of another learner."""
+        self.version = version
+        for index, parameter in enumerate(self._parameters):
+            parameter.copy_(state[f"weight.{index}"])
+            self._optimizer.state[parameter] = {name: state[f"{name}.{index}"].clone() for name in MOMENTS}
+        self._committed = self._snapshot()
+        self._dirty = False
+
+    @one_thread()
+    def warm(self) -> None:
+        """Pay once for what a first step allocates; leaves weights and gradients alone."""
+        ids = torch.zeros(1, 8, dtype=torch.long)
+        self._logprobs(self.model, ids).sum().backward()  # type: ignore[no-untyped-call]
+        self.model.zero_grad(set_to_none=True)
 
     # ------------------------------------------------------------------------------- the update
 
@@ -120,8 +185,7 @@ class GrpoLearner:
             return list(micro.samples)
         return [sample for sample in micro.samples if self._advantage[sample.id] != 0.0]
 
-    def _gradient(self, micro: MicroBatch) -> Gradient:
-        """The gradient of this micro-batch's part of its mini-batch's loss."""
+    def _gradient(self, micro: MicroBatch) -> tuple[Gradient, Stats]:
         self.model.zero_grad(set_to_none=True)
         useful = self._useful(micro)
         clipped = surprise = 0.0
@@ -151,12 +215,8 @@ class GrpoLearner:
                 low, high = 1 - self.config.clip_low, 1 + self.config.clip_high
                 clipped += float((((ratio < low) | (ratio > high)) * mask).sum())
                 surprise += float(((behaviour - logprobs) * mask).sum())
-        self._count("clip_fraction", clipped / tokens)
-        self._count("behaviour_kl", surprise / tokens)
-        return [p.grad if p.grad is not None else torch.zeros_like(p) for p in self._parameters]
-
-    def _count(self, name: str, amount: float) -> None:
-        self._stats[name] = self._stats.get(name, 0.0) + amount
+        gradient = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self._parameters]
+        return gradient, {"clip_fraction": clipped / tokens, "behaviour_kl": surprise / tokens}
 
     def _logprobs(self, model: Qwen3, ids: Tensor) -> Tensor:
         """Log-probability of each next token [B, T - 1], under the distribution that is sampled from."""
@@ -165,12 +225,12 @@ class GrpoLearner:
         return logits.log_softmax(-1).gather(2, ids[:, 1:, None])[..., 0]
 
     @torch.no_grad()
-    def _proximal_of_stale(self, batch: Batch) -> dict[int, Tensor]:
+    def _proximal_of_stale(self, micro: MicroBatch, version: int) -> dict[int, Tensor]:
         """Proximal log-probabilities of responses with tokens of older versions.
 
         Tokens of the present version keep their behaviour log-probabilities.
         """
-        stale = [s for s in batch.samples if any(g.version != batch.version for g in s.segments)]
+        stale = [s for s in micro.samples if any(g.version != version for g in s.segments)]
         found: dict[int, Tensor] = {}
         for rows in _bins([sample for sample in stale if self._advantage[sample.id] or self.config.kl]):
             ids, _, behaviour = _pad(rows)
@@ -179,16 +239,13 @@ class GrpoLearner:
                 start = sample.prompt.length - 1
                 proximal = behaviour[index, start : start + sample.length].clone()
                 for segment in sample.segments:
-                    if segment.version != batch.version:
+                    if segment.version != version:
                         part = slice(start + segment.start, start + segment.stop)
                         proximal[segment.start : segment.stop] = logprobs[index, part]
                 found[sample.id] = proximal
         return found
 
     # ------------------------------------------------------------------------------- transactions
-
-    def _weights(self) -> State:
-        return {name: tensor.clone() for name, tensor in to_standard(self.model).items()}
 
     def _snapshot(self) -> tuple[list[Tensor], Any]:
         weights = [parameter.detach().clone() for parameter in self._parameters]
@@ -200,7 +257,16 @@ class GrpoLearner:
         for parameter, saved in zip(self._parameters, weights, strict=True):
             parameter.copy_(saved)
         self._optimizer.load_state_dict(copy.deepcopy(optimizer))
-        self._stats = {}
+
+
+def step_stats(norm: float, parts: Sequence[Stats]) -> Stats:
+    """Stats of an optimizer step from those of its micro-batches, summed in their order."""
+    return {"grad_norm": norm, **{name: sum(part[name] for part in parts) for name in parts[0]}}
+
+
+def _no_moments(parameter: Tensor) -> State:
+    zeros = torch.zeros_like(parameter)
+    return {"exp_avg": zeros, "exp_avg_sq": zeros.clone(), "step": torch.zeros(())}
 
 
 def _bins(samples: list[TrainSample]) -> list[list[TrainSample]]:
