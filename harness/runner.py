@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from harness.build import Parts, build
-from harness.errors import BenchError, InvalidRun
+from harness.errors import BenchError, InvalidRun, UnfitError
 from harness.record import RUNS, SCHEMA, EventLog, RunDirectory, read_events
-from harness.spec import RunSpec
+from harness.spec import RunSpec, cores
 from harness.tally import Tally
-from systems.clock import NothingScheduled, now_ns, run_virtual
+from systems.backends.base import ClusterUnfit
+from systems.clock import NothingScheduled, begin_time, now_ns, run_live, run_virtual
 from systems.pipeline import Pipeline
 from systems.policies import SYSTEMS
 from systems.runtime import Runtime
-from systems.types import EventSink
-from workloads.groups import ModelGroup
+from systems.types import EventSink, Kind
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def run(
     try:
         log.emit("run.began", 0, **header(spec, parts))
         with rarely_collected():
-            run_virtual(drive(spec, parts, log))
+            (run_live if spec.kind is Kind.MEASURED else run_virtual)(drive(spec, parts, log))
         weights = parts.learned.weights_sha256() if parts.learned else None
         log.emit("run.ended", tally_end(tally), weights_sha256=weights)
         if parts.learned:
@@ -64,7 +64,10 @@ def run(
         status, reason = "invalid", str(error)
         raise
     except BaseException as error:
-        reason = f"{type(error).__name__}: {error}"
+        cause = first_cause(error)
+        reason = f"{type(cause).__name__}: {cause}"
+        if isinstance(cause, ClusterUnfit):
+            raise UnfitError(f"{directory.id}: {cause}; what was logged is in {log.path}") from None
         raise
     finally:
         log.close()
@@ -87,10 +90,20 @@ async def drive(spec: RunSpec, parts: Parts, log: EventSink) -> None:
     runtime = Runtime(parts.layout, parts.recipe, policy, parts.backend, log, parts.prior)
     pipeline = Pipeline(parts.recipe, parts.workload, runtime, log)
     try:
+        await parts.backend.prepare()
+        begin_time()
         await pipeline.run()
     finally:
+        parts.backend.close()
         if not runtime.progress.finished:
             log.emit("run.stopped", now_ns(), where=runtime.describe())
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """The first error of a group of tasks that failed together."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 @contextmanager
@@ -110,19 +123,20 @@ def tally_end(tally: Tally) -> int:
 
 
 def header(spec: RunSpec, parts: Parts) -> dict[str, Any]:
-    """The first event: what every later one is read with. Nothing of this machine or moment."""
+    """The first event: what every later one is read with. Nothing of this moment, and of this machine
+    only what measured numbers depend on."""
     group = spec.group
     return {
         "schema": SCHEMA,
         "kind_of_numbers": spec.kind,
         "system": spec.system,
         "model": group.name,
-        "policy": _model_name(group, "policy"),
-        "judge": _model_name(group, "judge"),
+        "policy": _model_name(spec, "policy"),
+        "judge": _model_name(spec, "judge"),
         "seed": spec.seed,
         "gpus": group.cluster.gpus,
-        "token_scale": parts.cost.training.token_scale,
-        "provisional": parts.cost.training.hardware.provisional,
+        "token_scale": parts.cost.token_scale,
+        "provisional": parts.cost.provisional,
         "staleness_bound": spec.staleness,
         "steps": spec.steps,
         "samples_per_group": parts.recipe.samples,
@@ -130,16 +144,22 @@ def header(spec: RunSpec, parts: Parts) -> dict[str, Any]:
         "publishing": parts.recipe.publishing,
         "template": {role: parts.layout.template[role] for role in parts.layout.template},
         "floor": asdict(parts.floor),
+        **(this_machine(spec) if spec.kind is Kind.MEASURED else {}),
     }
 
 
-def _model_name(group: ModelGroup, which: str) -> str:
+def this_machine(spec: RunSpec) -> dict[str, Any]:
+    """What a measured number depends on: devices that share cores are not comparable with others."""
+    return {"cores": cores(), "oversubscribed": spec.group.cluster.gpus > cores()}
+
+
+def _model_name(spec: RunSpec, which: str) -> str:
     """The modelled pair's name, and before it that of the real model that stands for it."""
-    modelled: str = getattr(group.pair, which)
-    if group.real is None:
+    modelled: str = getattr(spec.group.pair, which)
+    if spec.group.real is None:
         return modelled
-    task, _, name = getattr(group.real, which).split("/")
-    return f"{task}-{name} as {modelled}"
+    task, _, name = getattr(spec.group.real, which).split("/")
+    return f"{task}-{name}" if spec.kind is Kind.MEASURED else f"{task}-{name} as {modelled}"
 
 
 def identify(directory: RunDirectory, events_sha256: str, summary: dict[str, Any]) -> dict[str, Any]:
@@ -167,7 +187,8 @@ def recompute(directory: RunDirectory) -> dict[str, Any]:
 
 def check(run_id: str, summary: dict[str, Any]) -> None:
     """A run that beats its lower bound, or loses device time, is not a measurement."""
-    if summary["makespan_s"] < summary["lower_bound_s"] * (1 - 1e-9):
+    modelled = summary["kind_of_numbers"] != Kind.MEASURED  # a measured run may beat what a fit predicts
+    if modelled and summary["makespan_s"] < summary["lower_bound_s"] * (1 - 1e-9):
         raise InvalidRun(
             f"{run_id}: makespan {summary['makespan_s']:.3f} s beats the lower bound "
             f"{summary['lower_bound_s']:.3f} s"

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from harness.calibration import Calibration, load_calibration
 from harness.errors import UsageError, unknown
+from harness.layout import scaled_split
 from systems.backends.sim.cost import hardware_names
 from systems.policies import ALIASES, SYSTEMS
 from systems.types import Kind
-from workloads.groups import ModelGroup, group_names, load_group
+from workloads.groups import ModelGroup, group_names, load_group, modelled
 
+CPU = "cpu"  # what a live worker runs on
+UNREAD = {  # settings that mean nothing to a backend
+    "sim": ("learning.*", "live.*"),
+    "cosim": ("lengths.*", "live.*"),
+    "live": ("lengths.*", "cluster.hardware", "cluster.token_scale", "cluster.max_running"),
+}
 BACKENDS = {"sim": Kind.SIMULATED, "cosim": Kind.COSIMULATED, "live": Kind.MEASURED}
 
 
@@ -28,6 +39,7 @@ class RunSpec:
     steps: int
     seed: int
     staleness: int
+    calibration: Calibration | None = None  # what live workers cost; the planner's prior
 
     @property
     def kind(self) -> Kind:
@@ -41,6 +53,7 @@ class RunSpec:
             "seed": self.seed,
             "staleness": self.staleness,
             "group": self.group.model_dump(mode="json"),
+            **({"calibration": self.calibration.model_dump(mode="json")} if self.calibration else {}),
         }
 
     @property
@@ -52,7 +65,7 @@ class RunSpec:
 
 def resolve(
     *, system: str, model: str, backend: str | None, steps: int, seed: int, staleness: int | None,
-    gpus: int | None, settings: tuple[str, ...],
+    gpus: int | None, settings: tuple[str, ...], calibration: Path | None = None,
 ) -> RunSpec:  # fmt: skip
     """Turn a request into a spec, or raise `UsageError` with the nearest right thing."""
     system = ALIASES.get(system, system)
@@ -65,8 +78,6 @@ def resolve(
     if staleness is not None and staleness < 0:
         raise UsageError(f"--staleness {staleness}: the bound cannot be negative")
     group = apply_settings(load_group(model), settings)
-    if gpus is not None:
-        group = with_gpus(group, gpus)
     backend = backend or ("cosim" if group.real else "sim")
     if backend != "sim" and group.real is None:
         real = ", ".join(name for name in known if load_group(name).real)
@@ -74,15 +85,30 @@ def resolve(
             f"--backend {backend}: {model} has no real weights here; it runs with --backend sim "
             f"(groups with real weights: {real})"
         )
-    unread = "learning" if backend == "sim" else "lengths"
     for setting in settings:
-        if setting.startswith(f"{unread}."):
-            raise UsageError(f"--set {setting}: --backend {backend} does not read {unread}.*")
-    if group.cluster.hardware not in (profiles := hardware_names()):
+        for unread in UNREAD[backend]:
+            if fnmatch(setting.partition("=")[0], unread):
+                raise UsageError(f"--set {setting}: --backend {backend} does not read {unread}")
+    if calibration is not None and backend != "live":
+        raise UsageError(f"--calibration {calibration}: only --backend live reads it")
+    if backend == "live":
+        group = group.model_copy(update={"cluster": group.cluster.model_copy(update={"hardware": CPU})})
+        gpus = gpus or min(group.cluster.gpus, max(3, cores()))
+    elif group.cluster.hardware not in (profiles := hardware_names()):
         raise unknown("hardware", group.cluster.hardware, profiles)
+    if gpus is not None:
+        group = with_gpus(group, gpus, backend, SYSTEMS[system].time_shares)
     if staleness is None:
         staleness = SYSTEMS[system].default_staleness
-    return RunSpec(system, group, backend, steps, seed, staleness)
+    measured = load_calibration(calibration).of(model) if backend == "live" else None
+    return RunSpec(system, group, backend, steps, seed, staleness, measured)
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def apply_settings(group: ModelGroup, settings: tuple[str, ...]) -> ModelGroup:
@@ -106,14 +132,17 @@ def apply_settings(group: ModelGroup, settings: tuple[str, ...]) -> ModelGroup:
 
 
 def _settable(group: ModelGroup) -> list[tuple[str, str]]:
-    tables = ("cluster", "workload", "lengths", "learning", "faults")
+    tables = ("cluster", "workload", "lengths", "learning", "live", "faults")
     return [(name, field) for name in tables for field in type(getattr(group, name)).model_fields]
 
 
-def with_gpus(group: ModelGroup, gpus: int) -> ModelGroup:
+def with_gpus(group: ModelGroup, gpus: int, backend: str, time_shares: bool) -> ModelGroup:
     """The same group on another number of devices; the template split keeps its proportions."""
-    from harness.build import scaled_split
-
-    split = scaled_split(group, gpus)
+    split = scaled_split(group, gpus, train_min(group, backend), time_shares)
     cluster = group.cluster.model_copy(update={"gpus": gpus, **split})
     return group.model_copy(update={"cluster": cluster})
+
+
+def train_min(group: ModelGroup, backend: str) -> int:
+    """Devices that the training state needs at least."""
+    return 1 if backend == "live" else modelled(group, real=False).training.smallest_unit

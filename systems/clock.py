@@ -1,6 +1,6 @@
-"""Virtual time: an asyncio loop whose clock jumps to the next timer instead of waiting for it.
+"""The run's time: virtual, in a loop whose clock jumps to the next timer, or real, counted from its start.
 
-Invariants
+Invariants of virtual time
 * Time is a whole number of nanoseconds; timers that are due together run in the order they were set.
 * Everything that is ready at a moment runs, with all that it makes ready, before the clock moves and
   before a timer of the same moment fires: a timer for "now" means "after what is happening now".
@@ -20,7 +20,8 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any, NoReturn, TypeVar
 
-NS_PER_S = 1_000_000_000
+from systems.types import NS_PER_S
+
 CROWDED = 1024  # cancelled timers are swept out when more than these, and more than half, are dead
 T = TypeVar("T")
 
@@ -150,7 +151,40 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
 _virtual: VirtualTimeLoop | None = None  # the loop that is running, if it is a virtual one
 
 
+class WallClockLoop(asyncio.SelectorEventLoop):
+    """Real time. Starts at 0 when the loop is made, and again when the run begins."""
+
+    _scheduled: list[asyncio.TimerHandle]
+    _origin = 0.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.restart()
+
+    def time(self) -> float:
+        return super().time() - self._origin
+
+    def restart(self) -> None:
+        """Time is 0 now. Nothing may be waiting for a time, because it would come too late."""
+        waiting = [timer for timer in self._scheduled if not timer.cancelled()]
+        assert not waiting, f"the clock starts again while {waiting} is set"
+        self._origin = super().time()
+
+
+def begin_time() -> None:
+    """What came before was preparation. In virtual time that took none."""
+    loop = asyncio.get_running_loop()
+    if isinstance(loop, WallClockLoop):
+        loop.restart()
+
+
 def run_virtual(main: Coroutine[Any, Any, T]) -> T:
     """Run `main` to its end in virtual time."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        return runner.run(main)
+
+
+def run_live(main: Coroutine[Any, Any, T]) -> T:
+    """Run `main` to its end in real time."""
+    with asyncio.Runner(loop_factory=WallClockLoop) as runner:
         return runner.run(main)

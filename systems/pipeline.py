@@ -19,10 +19,11 @@ from typing import Protocol, TypeVar
 from systems import lifecycle
 from systems.backends.base import TrainingWorker, TrainStats, WorkerLost
 from systems.batching import Batch, canonical_batch
-from systems.clock import NS_PER_S, now_ns
+from systems.clock import now_ns
 from systems.runtime import Runtime
 from systems.staleness import Admission
 from systems.types import (
+    NS_PER_S,
     Coming,
     EventSink,
     Group,

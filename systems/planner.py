@@ -105,6 +105,11 @@ class _Flow:
         judges = split[Role.REWARD] and any(self.judging)
         return not ((self.trainable and split[Role.TRAIN]) or rolls or judges)
 
+    def phase(self, blocks: int) -> Split:
+        """All blocks to one role that has work: what is left where there are fewer blocks than roles."""
+        role = Role.TRAIN if self.trainable else Role.ROLLOUT if any(self.rolling) else Role.REWARD
+        return {**dict.fromkeys(Role, 0), role: blocks}
+
     def advance(self, split: Split, limit_s: float) -> None:
         """One slice: as long as rates hold about, at most `limit_s`."""
         train = split[Role.TRAIN]
@@ -154,7 +159,7 @@ def forecast(view: View, now: Split, split: Split, base: Split, limit_s: float =
     shift_s = view.estimates.shift_s
     before, after = now, split
     ready_s = shift_s if any(now[role] != split[role] for role in Role) else 0.0
-    on_base = split == base
+    on_base, staffed = split == base, all(base.values())
     for _ in range(MAX_SLICES):
         if flow.publishes >= wanted or flow.time_s > limit_s:
             break
@@ -162,11 +167,17 @@ def forecast(view: View, now: Split, split: Split, base: Split, limit_s: float =
             kept = {role: min(before[role], after[role]) for role in Role}
             flow.advance(kept, ready_s - flow.time_s)
         elif not on_base and flow.stuck(after):
-            before, after, on_base = after, base, True
+            before, after = after, base if staffed else flow.phase(sum(now.values()))
+            on_base = staffed
             ready_s = flow.time_s + shift_s
         else:
             flow.advance(after, math.inf)
     return flow.time_s if flow.publishes >= wanted else math.inf
+
+
+def stuck(view: View, now: Split) -> bool:
+    """Does the present split leave all that could be done to roles without devices?"""
+    return _Flow(view).stuck(now)
 
 
 def confidence(view: View) -> float:
@@ -247,8 +258,8 @@ def choose(view: View, now: Split, base: Split) -> Choice:
     ]
     if not moving:
         return Choice(now, "keep: nothing to do")
-    stuck = flow.stuck(now)
-    present_s = math.inf if stuck else forecast(view, now, now, base)
+    idle = flow.stuck(now)
+    present_s = math.inf if idle else forecast(view, now, now, base)
     best, best_s = now, present_s
     for split in moving:
         time_s = forecast(view, now, split, base, best_s)
@@ -256,7 +267,7 @@ def choose(view: View, now: Split, base: Split) -> Choice:
             best, best_s = split, time_s
     if best == now:
         return Choice(now, "keep: no split is faster")
-    if stuck:
+    if idle:
         return Choice(best, f"stuck: T {best_s:.1f} s")
     gain_s, price_s = confidence(view) * (present_s - best_s), MIN_GAIN * present_s
     if gain_s > price_s:

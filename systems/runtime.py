@@ -26,10 +26,11 @@ from typing import Any
 
 from systems import lifecycle
 from systems.backends.base import Backend, TrainingWorker, WorkerLost
-from systems.clock import NS_PER_S, now_ns
+from systems.clock import now_ns
 from systems.reconcile import reconcile
 from systems.serving import Deadlines, Serving
 from systems.types import (
+    NS_PER_S,
     SERVING,
     Coming,
     Estimates,
@@ -226,13 +227,13 @@ class Runtime:
             if any(device in self._down for device in shift.devices):
                 raise WorkerLost((), "a device was lost before the shift began")
             await self._drain(shift, sources)
-            drained = now_ns()
+            drained, version = now_ns(), self.serving.version
             async with asyncio.timeout(self.deadlines.reply_s):
-                async for done in self._backend.shift(shift, self.serving.version):
+                async for done in self._backend.shift(shift, version):
                     self._phase(shift, done.step, done.bytes_moved)
                     if done.step is Step.RELEASE:
                         self._release(sources)
-                        targets = [self._lease(placement) for placement in shift.targets]
+                        targets = [self._lease(placement, version) for placement in shift.targets]
         except WorkerLost as lost:
             fault = lost
         except TimeoutError:
@@ -290,10 +291,10 @@ class Runtime:
         for lease in targets:
             self._move(lease, LeaseState.LOST)
 
-    def _lease(self, placement: Placement) -> Lease:
+    def _lease(self, placement: Placement, version: int) -> Lease:
         lease = Lease(placement, self._epochs)
         if placement.role is Role.ROLLOUT:
-            lease.version = self.serving.version
+            lease.version = version
         self._epochs += 1
         self._leases[lease.epoch] = lease
         self._log_lease(lease)

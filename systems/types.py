@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+NS_PER_S = 1_000_000_000
+
 
 class Role(StrEnum):
     """What a device works on. Rollout and reward are the same kind of worker with another model."""
@@ -408,10 +410,12 @@ class Policy(Protocol[M]):
     """An RL system, reduced to the one thing in which systems differ.
 
     `plan` is pure. `memory` is a frozen value that survives between calls; the runtime owns it.
+    One that `time_shares` devices runs on fewer than the three roles need side by side.
     """
 
     name: str
     default_staleness: int
+    time_shares: bool
 
     def begin(self, layout: Layout) -> M:
         """The memory before the first view."""

@@ -45,9 +45,10 @@ class MemoryLog:
 def small_spec(
     system: str = "pivot", model: str = "dense-9b", steps: int = 3, seed: int = 0,
     staleness: int | None = None, gpus: int | None = 8, settings: tuple[str, ...] = SMALL,
+    backend: str | None = None,
 ) -> RunSpec:  # fmt: skip
     return resolve(
-        system=system, model=model, backend=None, steps=steps, seed=seed, staleness=staleness, gpus=gpus,
+        system=system, model=model, backend=backend, steps=steps, seed=seed, staleness=staleness, gpus=gpus,
         settings=settings,
     )  # fmt: skip
 

@@ -11,11 +11,12 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from systems.backends.sim.cost import Architecture
+from systems.backends.sim.cost import Architecture, ClusterCost, cluster_cost, load_hardware
 from systems.types import Publishing
 
 HERE = Path(__file__).parent
 Count = Annotated[int, Field(ge=1)]
+NotNegativeCount = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 
@@ -37,9 +38,9 @@ class Cluster(Table):
     """Devices, and the template split among the roles (in devices)."""
 
     gpus: Count
-    train: Count
-    rollout: Count
-    reward: Count
+    train: NotNegativeCount
+    rollout: NotNegativeCount
+    reward: NotNegativeCount
     hardware: str = "h20"
     gpus_per_node: Count = 8
     max_running: Count = 256  # sequences a replica decodes together (vLLM's default)
@@ -88,10 +89,16 @@ class Learning(Table):
     judge_max_new_tokens: Count = 240
 
 
+class Live(Table):
+    """How live workers serve."""
+
+    max_running: Count = 64  # sequences a worker decodes together
+
+
 class Faults(Table):
     """Injected faults, drawn from the run's seed: how many, and within which time."""
 
-    losses: Annotated[int, Field(ge=0)] = 0
+    losses: NotNegativeCount = 0
     within_s: Positive = 600.0
 
 
@@ -112,6 +119,7 @@ class ModelGroup(Table):
     workload: Workload = Workload()
     lengths: Lengths = Lengths()
     learning: Learning = Learning()
+    live: Live = Live()
     faults: Faults = Faults()
     real: Real | None = None
 
@@ -133,3 +141,16 @@ def architecture(name: str) -> Architecture:
     facts = dict(known[name])
     facts.setdefault("kv_layers", facts["layers"])
     return Architecture(name=name, **facts)
+
+
+def modelled(group: ModelGroup, real: bool) -> ClusterCost:
+    """The pair's cost model; only a real model's tokens stand for several of the pair's."""
+    return cluster_cost(
+        architecture(group.pair.policy),
+        architecture(group.pair.judge),
+        load_hardware(group.cluster.hardware),
+        policy_tp=group.pair.policy_tp,
+        judge_tp=group.pair.judge_tp,
+        max_running=group.cluster.max_running,
+        token_scale=group.cluster.token_scale if real else 1,
+    )

@@ -9,7 +9,7 @@ import rich.console
 import rich.progress
 
 from harness.record import RunDirectory
-from harness.spec import RunSpec
+from harness.spec import RunSpec, cores
 from harness.tally import Tally
 
 
@@ -41,19 +41,25 @@ class Progress:
         group, spec = self._spec.group, self._spec
         self._say(f"run {run.id}")
         self._say(f"path {run.path}")
-        real = f"; real tiny weights stand for them, 1 token for {group.cluster.token_scale}" if (
-            spec.backend != "sim"
-        ) else ""  # fmt: skip
         self._say(
-            f"{spec.kind}: {spec.system} on {group.name} = policy {group.pair.policy} + judge "
-            f"{group.pair.judge}{real}; {group.cluster.gpus} x {group.cluster.hardware.upper()}, "
-            f"staleness <= {spec.staleness}"
+            f"{spec.kind}: {spec.system} on {group.name} = {self._cast()}, staleness <= {spec.staleness}"
         )
         if spec.backend == "sim":
             why = "is too large to be real here" if group.real is None else "was asked for without weights"
             self._say(f"{group.name} {why}: lengths and durations are simulated, nothing is learned")
         if not self._quiet:
             self._bar.start()
+
+    def _cast(self) -> str:
+        """Models and devices, in words."""
+        spec, pair, cluster = self._spec, self._spec.group.pair, self._spec.group.cluster
+        if spec.backend == "live":
+            shared = f" on {cores()} cores: oversubscribed" if cluster.gpus > cores() else ""
+            return f"its tiny policy and judge, {cluster.gpus} worker processes{shared}"
+        real = f"; real tiny weights stand for them, 1 token for {cluster.token_scale}" if (
+            spec.backend == "cosim"
+        ) else ""  # fmt: skip
+        return f"policy {pair.policy} + judge {pair.judge}{real}; {cluster.gpus} x {cluster.hardware.upper()}"
 
     def stepped(self, tally: Tally) -> None:
         step = tally.steps[-1]

@@ -32,6 +32,11 @@ from harness.spec import BACKENDS, resolve
     "--set", "settings", multiple=True, metavar="TABLE.KEY=VALUE", help="Change one setting; repeatable."
 )
 @click.option(
+    "--calibration",
+    type=click.Path(path_type=Path),
+    help="What live workers cost here, from 'bench calibrate --live'. Default: the project's own.",
+)
+@click.option(
     "--results", type=click.Path(path_type=Path), default=RUNS, show_default=True, help="Where runs are kept."
 )
 @click.option(
@@ -40,12 +45,13 @@ from harness.spec import BACKENDS, resolve
 @click.option("--quiet", is_flag=True, help="No progress.")
 def command(
     system: str, model: str, backend: str | None, steps: int, seed: int, staleness: int | None,
-    gpus: int | None, settings: tuple[str, ...], results: Path, as_json: bool, quiet: bool,
+    gpus: int | None, settings: tuple[str, ...], calibration: Path | None, results: Path, as_json: bool,
+    quiet: bool,
 ) -> None:  # fmt: skip
     """Run one system on one model group and record it."""
     spec = resolve(
         system=system, model=model, backend=backend, steps=steps, seed=seed, staleness=staleness,
-        gpus=gpus, settings=settings,
+        gpus=gpus, settings=settings, calibration=calibration,
     )  # fmt: skip
     with Progress(spec, quiet) as progress:
         result = run(spec, results, started=progress.started, stepped=progress.stepped)

@@ -12,18 +12,18 @@ def render(summary: dict[str, Any]) -> str:
     """Plain text, one fact a line."""
     kind = summary["kind"]
     gpus, makespan = summary["gpus"], summary["makespan_s"]
+    devices = "workers" if kind == "measured" else "GPUs"
     steps = summary["steps"]
     tokens, shares = summary["tokens_per_s"], summary["gpu_time_share"]
     scale = summary["token_scale"]
     unit = "tokens/s" if scale == 1 else f"tiny tokens/s (each stands for {scale} of the pair's)"
     lines = [
         f"{summary['system']} on {summary['model']}: policy {summary['policy']} + judge {summary['judge']}, "
-        f"{gpus} GPUs, {len(steps)} steps, seed {summary['seed']}",
+        f"{gpus} {devices}, {len(steps)} steps, seed {summary['seed']}",
         f"run              {summary['run']}",
-        f"numbers          {kind}"
-        + (" (cost coefficients are provisional)" if summary["provisional"] else ""),
+        f"numbers          {kind}" + _caveat(summary),
         f"makespan         {makespan:.1f} s ({kind}), {_ratio(makespan, summary['lower_bound_s'])} of the "
-        f"lower bound {summary['lower_bound_s']:.1f} s",
+        f"lower bound {summary['lower_bound_s']:.1f} s" + (" (calibrated)" if kind == "measured" else ""),
         f"throughput       {tokens['total']:.0f} {unit} = policy {tokens['policy']:.0f} + judge "
         f"{tokens['judge']:.0f}; {tokens['total_per_gpu']:.1f} per GPU ({kind})",
         "step             " + _step_line(steps) + f" ({kind})",
@@ -41,6 +41,14 @@ def render(summary: dict[str, Any]) -> str:
         lines.append(f"weights sha256   {summary['weights_sha256']}")
     lines.append(f"events sha256    {summary['events_sha256']}")
     return "\n".join(lines)
+
+
+def _caveat(summary: dict[str, Any]) -> str:
+    if summary["provisional"]:
+        return " (cost coefficients are provisional)"
+    if summary["oversubscribed"]:
+        return " (oversubscribed: more devices than cores, not to be compared)"
+    return ""
 
 
 def _ratio(value: float, base: float) -> str:

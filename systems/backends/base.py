@@ -2,10 +2,11 @@
 
 | the runtime calls   | and may rely on                                                              |
 |---------------------|------------------------------------------------------------------------------|
+| `prepare`           | returns when all devices can be leased; raises `ClusterUnfit` if one cannot    |
 | `shift`             | yields the phases PARK .. READY in order; raises `WorkerLost` if a device dies |
 | `serving(lease)`    | a worker for an ACTIVE serving lease; tokens of a sequence arrive in order     |
 | `training(lease)`   | a worker for the ACTIVE training lease; `begin` forgets an unfinished step     |
-| `restart(device)`   | returns when a lost device can be leased again                                 |
+| `restart(device)`   | returns when a lost device can be leased again; raises `ClusterUnfit` if never  |
 | `lose(device)`      | kills what runs on a device (fault injection): its workers raise `WorkerLost`  |
 
 Every chunk carries the lease epoch under which it was made, so that an answer which arrives after its
@@ -28,6 +29,10 @@ class WorkerLost(RuntimeError):
     def __init__(self, devices: Collection[int], why: str) -> None:
         super().__init__(f"devices {sorted(devices)}: {why}")
         self.devices = tuple(sorted(devices))
+
+
+class ClusterUnfit(RuntimeError):
+    """The backend cannot go on: a device cannot be had, or would be lost again in the same way."""
 
 
 class Work(NamedTuple):
@@ -132,8 +137,12 @@ class Backend(Protocol):
 
     kind: Kind
 
+    async def prepare(self) -> None:
+        """Bring the devices up, before the run's time begins. Raises `ClusterUnfit`."""
+        ...
+
     def start(self) -> None:
-        """Called once, on the running loop, before anything else."""
+        """Called once when the run's time begins, on the running loop."""
         ...
 
     def shift(self, shift: Shift, version: int) -> AsyncIterator[PhaseDone]:

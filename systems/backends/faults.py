@@ -55,6 +55,9 @@ class FaultyBackend:
         self._rng = random.Random(f"{seed}/noise")
         self._timers: list[asyncio.TimerHandle] = []
 
+    async def prepare(self) -> None:
+        await self.inner.prepare()
+
     def start(self) -> None:
         self.inner.start()
         loop = asyncio.get_running_loop()

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from systems.model.config import ModelConfigError, config_json, load_config
+from systems.model.config import ModelConfig, ModelConfigError, config_json, load_config
 from systems.model.qwen3 import MoeFfn, Qwen3
 
 WEIGHTS_FILE = "model.safetensors"
@@ -77,11 +77,15 @@ def load_model(directory: Path) -> Qwen3:
 
 
 def save_model(model: Qwen3, directory: Path) -> None:
+    save_standard(model.config, to_standard(model), directory)
+
+
+def save_standard(config: ModelConfig, state: Mapping[str, Tensor], directory: Path) -> None:
     """Write a directory that transformers and vLLM load as well."""
     directory.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.float().contiguous().clone() for name, tensor in to_standard(model).items()}
+    tensors = {name: tensor.float().contiguous().clone() for name, tensor in state.items()}
     save_file(tensors, directory / WEIGHTS_FILE, metadata={"format": "pt"})
-    (directory / "config.json").write_text(json.dumps(config_json(model.config), indent=1) + "\n")
+    (directory / "config.json").write_text(json.dumps(config_json(config), indent=1) + "\n")
 
 
 def digest(state: Mapping[str, Tensor]) -> str:

@@ -22,6 +22,7 @@ class Colocated:
 
     name = "colocated"
     default_staleness = 0
+    time_shares = True
 
     def begin(self, layout: Layout) -> Phase:
         return Phase()

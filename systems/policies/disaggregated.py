@@ -18,6 +18,7 @@ class Disaggregated:
 
     name = "disaggregated"
     default_staleness = 2
+    time_shares = False
 
     def begin(self, layout: Layout) -> Nothing:
         return Nothing()

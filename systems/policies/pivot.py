@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from systems.layouts import count, place_blocks, template_roles
-from systems.planner import balance, choose, rearrange
-from systems.types import Layout, Plan, Role, View
+from systems.planner import balance, choose, rearrange, stuck
+from systems.types import NS_PER_S, Layout, Plan, Role, View
 
-COOLDOWN_NS = 10 * 1_000_000_000  # between changes of mind (source: artifact-template)
+# Between changes of mind, in shifts, so that it means the same where a shift takes milliseconds. The template
+# waits 10 s (artifact-template), which is three of the simulated cluster's.
+COOLDOWN_SHIFTS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +35,16 @@ class Pivot:
 
     name = "pivot"
     default_staleness = 2
+    time_shares = True
 
     def begin(self, layout: Layout) -> Blocks:
         roles = template_roles(layout)
         return Blocks(roles, tuple(count(roles).items()))
 
     def plan(self, view: View, memory: Blocks) -> tuple[Plan, Blocks]:
-        starved = view.training.batch_ready and Role.TRAIN not in memory.roles
-        rested_ns = (memory.changed_ns + COOLDOWN_NS) if memory.changed_ns is not None else 0
-        if view.shifting or (view.now_ns < rested_ns and not starved):
+        cooldown_ns = round(COOLDOWN_SHIFTS * view.estimates.shift_s * NS_PER_S)
+        rested_ns = (memory.changed_ns + cooldown_ns) if memory.changed_ns is not None else 0
+        if view.shifting or (view.now_ns < rested_ns and not stuck(view, count(memory.roles))):
             revisit = rested_ns if view.now_ns < rested_ns else None
             return Plan(place_blocks(view.layout, memory.roles), why="cooldown", revisit_ns=revisit), memory
         now, base, base_version = count(memory.roles), dict(memory.base), memory.base_version

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import itertools
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
@@ -11,12 +12,14 @@ import pytest
 from harness.build import build
 from systems.backends.base import Finished, TokenChunk, WorkerLost, work_of
 from systems.batching import canonical_batch
-from systems.clock import now_ns, run_virtual
+from systems.clock import WallClockLoop, now_ns, run_virtual
 from systems.pipeline import Workload
 from systems.types import (
     Group,
+    How,
     Lease,
     LeaseState,
+    PhaseDone,
     Placement,
     Prompt,
     Role,
@@ -35,19 +38,57 @@ class Stage:
     """One backend with what a test needs to drive it."""
 
     def __init__(self, name: str) -> None:
-        if name == "cosim":
+        self.name = name
+        self.real = name != "sim"
+        self.shifts = itertools.count()
+        self.version = 0  # published so far
+        self.make()
+
+    def make(self) -> None:
+        """A backend that nobody has used."""
+        if self.real:
             pytest.importorskip("torch")
-            spec = small_spec(model="tiny-dense", steps=2, settings=TINY)
+            spec = small_spec(model="tiny-dense", steps=2, settings=TINY, backend=self.name, gpus=4)
         else:
             spec = small_spec(steps=2)
         parts = build(spec)
-        self.real = name == "cosim"
         self.backend: Any = parts.backend
         self.workload: Workload = parts.workload
         self.recipe = parts.recipe
 
-    def lease(self, role: Role, devices: tuple[int, ...], epoch: int = 0) -> Lease:
-        return Lease(Placement(role, devices), epoch, LeaseState.ACTIVE, version=0)
+    async def shift(self, sources: tuple[Placement, ...], targets: tuple[Placement, ...]) -> list[PhaseDone]:
+        shift = Shift(next(self.shifts), sources, targets, How.MIGRATE)
+        return [done async for done in self.backend.shift(shift, self.version)]
+
+    async def serving(self, role: Role, device: int, epoch: int = 0) -> Any:
+        """A replica as the runtime gets one: its shift, then its lease."""
+        placement = Placement(role, (device,))
+        await self.shift((), (placement,))
+        return self.backend.serving(Lease(placement, epoch, LeaseState.ACTIVE, self.version))
+
+    async def training(self, *devices: int) -> Any:
+        placement = Placement(Role.TRAIN, devices)
+        await self.shift((), (placement,))
+        return self.backend.training(Lease(placement, 0, LeaseState.ACTIVE))
+
+    async def interrupted(self, worker: Any, sequence: Sequence, whole_s: float) -> list[TokenChunk]:
+        """Submit a sequence that takes `whole_s`, and abort it on its way: what was generated until then.
+
+        In virtual time that is half-way. A live worker is aborted once it has streamed something; if it was
+        faster than the abort, it is asked again.
+        """
+        while True:
+            worker.submit(work_of(sequence, 1))
+            parts: list[TokenChunk] = []
+            if self.name == "live":
+                async for chunk in worker.stream():
+                    parts.append(chunk)
+                    break
+            else:
+                await asyncio.sleep(whole_s / 2)
+            aborted = await worker.abort([sequence.id, 999_999])
+            if aborted:
+                return parts + aborted
 
     def sequence(self, index: int, role: Role = Role.ROLLOUT, prompt: Prompt | None = None) -> Sequence:
         group = Group(index // self.recipe.samples, self.workload.prompt(index // self.recipe.samples), 0)
@@ -71,28 +112,46 @@ class Stage:
 Drive = Callable[[Callable[[Stage], Coroutine[Any, Any, Any]]], Any]
 
 
-@pytest.fixture(params=["sim", "cosim"])
+async def bounded(stage: Stage, main: Callable[[Stage], Coroutine[Any, Any, Any]]) -> Any:
+    async with asyncio.timeout(300 if stage.name == "live" else 1e6):
+        return await main(stage)
+
+
+@pytest.fixture(scope="module")
+def live_stage() -> Iterator[tuple[Stage, asyncio.Runner]]:
+    """Worker processes take seconds to start, so all tests of this module share them."""
+    stage = Stage("live")
+    with asyncio.Runner(loop_factory=WallClockLoop) as runner:
+        runner.run(stage.backend.prepare())
+        try:
+            yield stage, runner
+        finally:
+            stage.backend.close()
+
+
+@pytest.fixture(params=["sim", "cosim", "live"])
 def on_backend(request: pytest.FixtureRequest) -> Drive:
-    stage = Stage(request.param)
+    if request.param == "live":
+        stage, runner = request.getfixturevalue("live_stage")
+        return lambda main: runner.run(bounded(stage, main))
+    virtual = Stage(request.param)
 
-    def drive(main: Callable[[Stage], Coroutine[Any, Any, Any]]) -> Any:
-        async def bounded() -> Any:
-            stage.backend.start()
-            async with asyncio.timeout(1e6):
-                return await main(stage)
+    async def started(main: Callable[[Stage], Coroutine[Any, Any, Any]]) -> Any:
+        await virtual.backend.prepare()
+        virtual.backend.start()
+        return await bounded(virtual, main)
 
-        return run_virtual(bounded())
-
-    return drive
+    return lambda main: run_virtual(started(main))
 
 
 def test_phases_of_a_shift_come_in_order_and_take_time(on_backend: Drive) -> None:
     async def main(stage: Stage) -> None:
         train = Placement(Role.TRAIN, (0, 1))
         targets = (Placement(Role.ROLLOUT, (0,)), Placement(Role.REWARD, (1,)))
-        for shift in (Shift(0, (train,), targets, None), Shift(1, targets, (train,), None)):  # type: ignore[arg-type]
+        await stage.shift((), (train,))
+        for sources, taken in (((train,), targets), (targets, (train,))):
             began = now_ns()
-            steps = [done.step async for done in stage.backend.shift(shift, 0)]
+            steps = [done.step for done in await stage.shift(sources, taken)]
             assert steps == [Step.PARK, Step.RELEASE, Step.LOAD, Step.WARM, Step.READY]
             assert now_ns() > began
 
@@ -101,7 +160,7 @@ def test_phases_of_a_shift_come_in_order_and_take_time(on_backend: Drive) -> Non
 
 def test_every_sequence_ends_once_and_serials_count_up(on_backend: Drive) -> None:
     async def main(stage: Stage) -> None:
-        worker = stage.backend.serving(stage.lease(Role.ROLLOUT, (0,)))
+        worker = await stage.serving(Role.ROLLOUT, 0)
         for index in range(8):
             worker.submit(work_of(stage.sequence(index), epoch=0))
         chunks = await stage.until_finished(worker, 8)
@@ -123,23 +182,25 @@ def test_abort_returns_tokens_and_another_worker_continues(on_backend: Drive) ->
     """A sequence aborted half-way and continued elsewhere has the same tokens as an undisturbed one."""
 
     async def main(stage: Stage) -> None:
-        first = stage.backend.serving(stage.lease(Role.ROLLOUT, (0,), 0))
+        first = await stage.serving(Role.ROLLOUT, 0, 0)
+        for index in range(8):
+            first.submit(work_of(stage.sequence(index), 0))
+        made = await stage.until_finished(first, 8)
+        index = max(made, key=lambda sequence: sum(chunk.count for chunk in made[sequence])) // 2
         began = now_ns()
-        first.submit(work_of(stage.sequence(5), 0))
-        whole = (await stage.until_finished(first, 1))[10]
-        half_s = (now_ns() - began) / 2e9
-        second = stage.backend.serving(stage.lease(Role.ROLLOUT, (1,), 1))
-        sequence = stage.sequence(5)
-        second.submit(work_of(sequence, 1))
-        await asyncio.sleep(half_s)
-        parts = await second.abort([sequence.id, 999_999])
-        assert [chunk.sequence for chunk in parts] == [sequence.id]
+        first.submit(work_of(stage.sequence(index), 0))
+        whole = (await stage.until_finished(first, 1))[index * 2]
+        second = await stage.serving(Role.ROLLOUT, 1, 1)
+        sequence = stage.sequence(index)
+        parts = await stage.interrupted(second, sequence, (now_ns() - began) / 1e9)
+        assert {chunk.sequence for chunk in parts} == {sequence.id}
         assert second.load().sequences == 0
-        assert 0 < parts[0].count < sum(chunk.count for chunk in whole)
-        sequence.length, sequence.tokens = parts[0].count, list(parts[0].tokens)
-        third = stage.backend.serving(stage.lease(Role.ROLLOUT, (2,), 2))
+        assert 0 < sum(chunk.count for chunk in parts) < sum(chunk.count for chunk in whole)
+        sequence.length = sum(chunk.count for chunk in parts)
+        sequence.tokens = [token for chunk in parts for token in chunk.tokens]
+        third = await stage.serving(Role.ROLLOUT, 2, 2)
         third.submit(work_of(sequence, 2))
-        rest = (await stage.until_finished(third, 1))[10]
+        rest = (await stage.until_finished(third, 1))[sequence.id]
         assert sum(c.count for c in parts + rest) == sum(c.count for c in whole)
         assert [t for c in parts + rest for t in c.tokens] == [t for c in whole for t in c.tokens]
         assert [p for c in parts + rest for p in c.logprobs] == [p for c in whole for p in c.logprobs]
@@ -149,9 +210,9 @@ def test_abort_returns_tokens_and_another_worker_continues(on_backend: Drive) ->
 
 def test_a_lost_worker_raises_everywhere(on_backend: Drive) -> None:
     async def main(stage: Stage) -> None:
-        worker = stage.backend.serving(stage.lease(Role.ROLLOUT, (3,)))
+        worker = await stage.serving(Role.ROLLOUT, 3)
         worker.submit(work_of(stage.sequence(0), 0))
-        asyncio.get_running_loop().call_later(0.5, stage.backend.lose, 3)
+        asyncio.get_running_loop().call_soon(stage.backend.lose, 3)
         with pytest.raises(WorkerLost) as lost:
             await stage.until_finished(worker, 1)
         assert lost.value.devices == (3,)
@@ -167,10 +228,11 @@ def test_a_lost_worker_raises_everywhere(on_backend: Drive) -> None:
 
 def test_a_device_lost_during_a_shift_ends_it(on_backend: Drive) -> None:
     async def main(stage: Stage) -> None:
-        shift = Shift(0, (), (Placement(Role.ROLLOUT, (0,)),), None)  # type: ignore[arg-type]
-        asyncio.get_running_loop().call_later(0.5, stage.backend.lose, 0)
-        with pytest.raises(WorkerLost):
-            _ = [done async for done in stage.backend.shift(shift, 0)]
+        asyncio.get_running_loop().call_soon(stage.backend.lose, 0)
+        with pytest.raises(WorkerLost) as lost:
+            await stage.shift((), (Placement(Role.ROLLOUT, (0,)),))
+        assert lost.value.devices == (0,)
+        await stage.backend.restart(0)
 
     on_backend(main)
 
@@ -190,8 +252,8 @@ def scored_group(stage: Stage, index: int) -> Group:
 def test_training_steps_publish_versions_and_begin_forgets(on_backend: Drive) -> None:
     async def main(stage: Stage) -> None:
         groups = [scored_group(stage, index) for index in range(stage.recipe.prompts)]
-        batch = canonical_batch(groups, 0, stage.recipe)
-        worker = stage.backend.training(stage.lease(Role.TRAIN, (0, 1)))
+        batch = canonical_batch(groups, stage.version, stage.recipe)
+        worker = await stage.training(0, 1)
         await worker.begin(batch)
         await worker.accumulate(batch.mini_batches[0][0])  # abandoned: the next begin forgets it
         began = now_ns()
@@ -200,7 +262,8 @@ def test_training_steps_publish_versions_and_begin_forgets(on_backend: Drive) ->
             for micro in mini:
                 await worker.accumulate(micro)
             await worker.step()
-        assert await worker.publish() == 1
+        stage.version += 1
+        assert await worker.publish() == stage.version
         assert now_ns() > began
 
     on_backend(main)
@@ -209,33 +272,33 @@ def test_training_steps_publish_versions_and_begin_forgets(on_backend: Drive) ->
 def test_an_updated_worker_writes_the_new_version(on_backend: Drive) -> None:
     async def main(stage: Stage) -> None:
         groups = [scored_group(stage, index) for index in range(stage.recipe.prompts)]
-        batch = canonical_batch(groups, 0, stage.recipe)
-        trainer = stage.backend.training(stage.lease(Role.TRAIN, (0, 1)))
+        batch = canonical_batch(groups, stage.version, stage.recipe)
+        trainer = await stage.training(0, 1)
         await trainer.begin(batch)
         for mini in batch.mini_batches:
             for micro in mini:
                 await trainer.accumulate(micro)
             await trainer.step()
-        await trainer.publish()
-        worker = stage.backend.serving(stage.lease(Role.ROLLOUT, (2,)))
-        await worker.update(1)
+        worker = await stage.serving(Role.ROLLOUT, 2)
+        stage.version = await trainer.publish()
+        await worker.update(stage.version)
         worker.submit(work_of(stage.sequence(0), 0))
         chunks = await stage.until_finished(worker, 1)
-        assert {chunk.version for parts in chunks.values() for chunk in parts} == {1}
+        assert {chunk.version for parts in chunks.values() for chunk in parts} == {stage.version}
 
     on_backend(main)
 
 
 def test_a_judge_reads_a_response_and_ends(on_backend: Drive) -> None:
     async def main(stage: Stage) -> None:
-        writer = stage.backend.serving(stage.lease(Role.ROLLOUT, (0,)))
+        writer = await stage.serving(Role.ROLLOUT, 0)
         response = stage.sequence(0)
         writer.submit(work_of(response, 0))
         chunks = (await stage.until_finished(writer, 1))[0]
         response.length = sum(chunk.count for chunk in chunks)
         response.tokens = [token for chunk in chunks for token in chunk.tokens]
         response.sample.response = response
-        judge = stage.backend.serving(stage.lease(Role.REWARD, (1,)))
+        judge = await stage.serving(Role.REWARD, 1)
         judgement = stage.sequence(0, Role.REWARD, stage.workload.judge_prompt(response.sample))
         judge.submit(work_of(judgement, 0))
         parts = (await stage.until_finished(judge, 1))[judgement.id]

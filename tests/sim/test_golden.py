@@ -58,3 +58,10 @@ def test_pivot_really_shifts_between_all_roles() -> None:
     assert {("rollout", "reward"), ("reward", "rollout")} <= moved
     assert any("train" in pair for pair in moved)
     assert tally.migrations > 0
+
+
+@pytest.mark.parametrize("system", [name for name, policy in SYSTEMS.items() if policy.time_shares])
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_systems_that_time_share_run_on_fewer_devices_than_roles(system: str, gpus: int) -> None:
+    _, tally, _ = simulate(small_spec(system, "dense-9b", steps=2, gpus=gpus))
+    assert len(tally.steps) == 2

@@ -9,24 +9,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from systems.backends.sim.cost import ClusterCost
+from systems.backends.sim.durations import ClusterDurations
 from systems.backends.sim.lengths import LengthSource
 from systems.backends.sim.lifeline import Lifeline
 from systems.backends.sim.serving import SimReplica
 from systems.backends.sim.training import Learner, SimTrainer
-from systems.types import SERVING, Kind, Lease, PhaseDone, Role, Shift, Step
+from systems.types import Kind, Lease, PhaseDone, Shift, Step
 
 
 class SimBackend:
     """A cluster whose durations come from `cost`, lengths from `lengths` and gradients from `learner`."""
 
-    def __init__(self, kind: Kind, cost: ClusterCost, lengths: LengthSource, learner: Learner) -> None:
+    def __init__(self, kind: Kind, cost: ClusterDurations, lengths: LengthSource, learner: Learner) -> None:
         self.kind = kind
         self.cost = cost
         self._lengths = lengths
         self._learner = learner
         self._slow: dict[int, float] = {}
         self._owner: dict[int, SimReplica | SimTrainer | Lifeline] = {}  # what runs on a device now
+
+    async def prepare(self) -> None:
+        """Simulated devices are there."""
 
     def start(self) -> None:
         asyncio.get_running_loop()
@@ -36,34 +39,10 @@ class SimBackend:
         for device in shift.devices:
             self._owner[device] = life
         for step in (Step.PARK, Step.RELEASE, Step.LOAD, Step.WARM, Step.READY):
-            moved = self._bytes(step, shift)
-            if self._applies(step, shift):
-                seconds = self.cost.phase_s[step] + moved / self.cost.host_bandwidth
+            seconds, moved = self.cost.phase(step, shift)
+            if seconds:
                 await life.sleep(seconds * self._slowdown(shift.devices))
-            yield PhaseDone(step, round(moved))
-
-    def _applies(self, step: Step, shift: Shift) -> bool:
-        """PARK is for training state; giving up needs a source, taking on needs a target."""
-        if step is Step.PARK:
-            return any(source.role is Role.TRAIN for source in shift.sources)
-        return bool(shift.sources if step is Step.RELEASE else shift.targets)
-
-    def _bytes(self, step: Step, shift: Shift) -> float:
-        """The most bytes that one device moves in this phase."""
-        if step is Step.PARK:
-            parked = [self.cost.train_bytes(len(s.devices)) for s in shift.sources if s.role is Role.TRAIN]
-            return max(parked, default=0.0)
-        if step is Step.LOAD:
-            return max(
-                (
-                    self.cost.serving_bytes(target.role)
-                    if target.role in SERVING
-                    else self.cost.train_bytes(len(target.devices))
-                    for target in shift.targets
-                ),
-                default=0.0,
-            )
-        return 0.0
+            yield PhaseDone(step, moved)
 
     def serving(self, lease: Lease) -> SimReplica:
         devices = lease.placement.devices
@@ -81,7 +60,7 @@ class SimBackend:
         return trainer
 
     async def restart(self, device: int) -> None:
-        await asyncio.sleep(self.cost.control_s["restart"])
+        await asyncio.sleep(self.cost.restart_s)
 
     def lose(self, device: int) -> None:
         owner = self._owner.get(device)

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from systems.types import Role, Speed
+from systems.types import SERVING, Role, Shift, Speed, Step
 
 HERE = Path(__file__).parent
 BYTES_PER_PARAMETER = 2  # bf16 in serving
@@ -122,6 +122,14 @@ class ServingCost:
     token_scale: int = 1
     _alpha: dict[int, float] = field(default_factory=dict, repr=False, compare=False)
 
+    @property
+    def label(self) -> str:
+        return f"{self.architecture.name} on {self.tp} x {self.hardware.name}"
+
+    @property
+    def devices(self) -> int:
+        return self.tp
+
     def alpha_s(self, running: int) -> float:
         """Seconds of one decode step for `running` sequences, without reading the KV cache."""
         known = self._alpha.get(running)
@@ -202,6 +210,14 @@ class TrainingCost:
         share = hw.train_moe if arch.experts else hw.train_dense
         return 8.0 * arch.params_active * tokens * self.token_scale / (hw.flops * share)
 
+    def micro_s(self, tokens: int, devices: int) -> float:
+        """Seconds of a micro-batch that all devices share."""
+        return self.device_s(tokens) / devices
+
+    @property
+    def token_device_s(self) -> float:
+        return self.device_s(1)
+
     @property
     def state_bytes(self) -> float:
         return self.architecture.params_total * TRAIN_STATE_BYTES
@@ -226,29 +242,54 @@ class ClusterCost:
     control_s: dict[str, float]
 
     @property
-    def host_bandwidth(self) -> float:
+    def token_scale(self) -> int:
+        return self.training.token_scale
+
+    @property
+    def provisional(self) -> bool:
+        return self.training.hardware.provisional
+
+    @property
+    def restart_s(self) -> float:
+        return self.control_s["restart"]
+
+    @property
+    def _host_bandwidth(self) -> float:
         return self.training.hardware.host_bandwidth
 
-    def serving_bytes(self, role: Role) -> float:
-        """Parameter bytes that each device of a replica loads."""
-        cost = self.serving[role]
-        return cost.architecture.weight_bytes / cost.tp
+    def phase(self, step: Step, shift: Shift) -> tuple[float, int]:
+        """Seconds plus bytes over the host path; 0 s where the phase does not apply.
 
-    def train_bytes(self, devices: int) -> float:
-        """Optimizer bytes that each of the unit's devices parks or restores."""
+        PARK is for training state; giving up needs a source, taking on needs a target.
+        """
+        placements = shift.sources if step in (Step.PARK, Step.RELEASE) else shift.targets
+        if step is Step.PARK:
+            placements = tuple(source for source in placements if source.role is Role.TRAIN)
+        if not placements:
+            return 0.0, 0
+        moved = 0.0
+        if step in (Step.PARK, Step.LOAD):
+            moved = max(self._bytes(placement.role, len(placement.devices)) for placement in placements)
+        return self.phase_s[step] + moved / self._host_bandwidth, round(moved)
+
+    def _bytes(self, role: Role, devices: int) -> float:
+        """What each device of a placement reads: a replica's parameters, or its part of the optimizer."""
+        if role in SERVING:
+            cost = self.serving[role]
+            return cost.architecture.weight_bytes / cost.tp
         return self.training.optimizer_bytes / devices
 
     def publish_s(self, devices: int) -> float:
         weights = self.training.architecture.weight_bytes / devices
-        return self.control_s["publish"] + weights / self.host_bandwidth
+        return self.control_s["publish"] + weights / self._host_bandwidth
 
     def update_s(self) -> float:
-        return self.control_s["update"] + self.serving_bytes(Role.ROLLOUT) / self.host_bandwidth
+        return self.control_s["update"] + self._bytes(Role.ROLLOUT, 1) / self._host_bandwidth
 
     def warm_shift_s(self) -> float:
         """A typical shift into a serving role, for the planner's first estimate."""
-        slowest = max(self.serving_bytes(role) for role in self.serving)
-        return sum(self.phase_s.values()) + slowest / self.host_bandwidth
+        slowest = max(self._bytes(role, 1) for role in self.serving)
+        return sum(self.phase_s.values()) + slowest / self._host_bandwidth
 
 
 def cluster_cost(

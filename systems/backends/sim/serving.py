@@ -25,7 +25,7 @@ from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 
 from systems.backends.base import Finished, TokenChunk, Work, WorkerLoad, WorkerLost
-from systems.backends.sim.cost import ServingCost
+from systems.backends.sim.durations import ServingDurations
 from systems.backends.sim.lengths import LengthSource
 from systems.backends.sim.lifeline import Lifeline
 from systems.clock import now_ns, to_ns
@@ -48,7 +48,7 @@ class SimReplica:
     """One replica on `devices` under lease `epoch`, serving policy `version`."""
 
     def __init__(
-        self, cost: ServingCost, lengths: LengthSource, version: int, devices: tuple[int, ...],
+        self, cost: ServingDurations, lengths: LengthSource, version: int, devices: tuple[int, ...],
         update_s: float, slowdown: Callable[[tuple[int, ...]], float],
     ) -> None:  # fmt: skip
         self.cost = cost

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from systems.backends.base import TrainStats
-from systems.backends.sim.cost import ClusterCost
+from systems.backends.sim.durations import ClusterDurations
 from systems.backends.sim.lifeline import Lifeline
 from systems.batching import Batch, MicroBatch
 
@@ -48,7 +48,7 @@ class SimTrainer:
     """The training unit on `devices`."""
 
     def __init__(
-        self, cost: ClusterCost, learner: Learner, devices: tuple[int, ...],
+        self, cost: ClusterDurations, learner: Learner, devices: tuple[int, ...],
         slowdown: Callable[[tuple[int, ...]], float],
     ) -> None:  # fmt: skip
         self.devices = devices
@@ -62,8 +62,7 @@ class SimTrainer:
         self._learner.begin(batch)
 
     async def accumulate(self, micro: MicroBatch) -> None:
-        seconds = self._cost.training.device_s(micro.total_tokens) / len(self.devices)
-        await self._sleep(seconds)
+        await self._sleep(self._cost.training.micro_s(micro.total_tokens, len(self.devices)))
         self._learner.accumulate(micro)
 
     async def step(self) -> TrainStats:

@@ -1,0 +1,91 @@
+"""A live replica as the runtime sees it: a lease on a worker process that generates."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection
+from typing import Any
+
+from systems.backends.base import Finished, TokenChunk, Work, WorkerLoad, WorkerLost
+from systems.backends.live import wire
+from systems.backends.live.cluster import Worker
+from systems.backends.live.store import ParameterStore
+from systems.mailbox import Mailbox
+
+POLICY = "policy"  # its name in the store
+
+
+class LiveReplica:
+    """One serving lease. What it holds is counted here, from what was submitted and streamed."""
+
+    def __init__(self, worker: Worker, store: ParameterStore) -> None:
+        self._worker = worker
+        self._store = store
+        self._loop = asyncio.get_running_loop()
+        self._stream: Mailbox[TokenChunk | WorkerLost | None] = Mailbox()
+        self._held: dict[int, int] = {}  # sequence -> context tokens
+        self._kv_tokens = 0
+        self._fresh: list[Work] = []  # submitted at this moment, sent together
+        worker.on_chunks = self._take
+        worker.on_end = self._stream.put
+        if worker.lost is not None:
+            self._stream.put(worker.lost)
+
+    def submit(self, work: Work) -> None:
+        self._held[work.id] = work.context_tokens
+        self._kv_tokens += work.context_tokens
+        self._fresh.append(work)
+        if len(self._fresh) == 1:
+            self._loop.call_soon(self._send)
+
+    def _send(self) -> None:
+        if self._fresh:
+            works, self._fresh = self._fresh, []
+            self._worker.tell("submit", works=[wire.work_to_json(work) for work in works])
+
+    async def abort(self, sequences: Collection[int]) -> list[TokenChunk]:
+        self._send()
+        answer = await self._worker.ask("abort", sequences=list(sequences))
+        chunks = [wire.chunk_from_json(raw) for raw in answer]
+        for chunk in chunks:
+            self._drop(chunk.sequence)
+        return chunks
+
+    async def stream(self) -> AsyncIterator[TokenChunk]:
+        while (item := await self._stream.get()) is not None:
+            if isinstance(item, WorkerLost):
+                raise item
+            yield item
+
+    def _take(self, chunks: list[Any]) -> None:
+        for raw in chunks:
+            chunk = wire.chunk_from_json(raw)
+            if isinstance(chunk, Finished):
+                self._drop(chunk.sequence)
+            elif chunk.sequence in self._held:
+                self._held[chunk.sequence] += chunk.count
+                self._kv_tokens += chunk.count
+            self._stream.put(chunk)
+
+    def _drop(self, sequence: int) -> None:
+        self._kv_tokens -= self._held.pop(sequence, 0)
+
+    async def update(self, version: int) -> None:
+        """Map another version; the old one is free once the worker has answered."""
+        worker, store = self._worker, self._store
+        worker.check()
+        segment = store.acquire(POLICY, version, worker.device)
+        await worker.ask(
+            "update", [segment], version=version, segment=segment.number, layout=store.layout(POLICY)
+        )
+        store.release(worker.device, POLICY, but=version)
+
+    async def ping(self) -> int:
+        sent: int = await self._worker.ask("ping")
+        return sent
+
+    def load(self) -> WorkerLoad:
+        return WorkerLoad(len(self._held), self._kv_tokens)
+
+    def close(self) -> None:
+        self._stream.put(None)
