@@ -22,6 +22,7 @@ from systems.bounds import Floor
 from systems.pipeline import Workload
 from systems.policies import SYSTEMS
 from systems.types import SERVING, Estimates, Layout, Publishing, Recipe, Role
+from workloads.groups import ModelGroup
 from workloads.synthetic import SyntheticWorkload
 
 
@@ -51,7 +52,7 @@ def build(spec: RunSpec) -> Parts:
     """Assemble a run; raises `UsageError` or `UnfitError` before anything has started."""
     cost = cost_of(spec)
     layout = layout_of(spec.group, cost.training.smallest_unit, SYSTEMS[spec.system].time_shares)
-    recipe = recipe_of(spec)
+    recipe = recipe_of(spec.group, spec.steps, spec.staleness)
     check_fits(spec, cost)
     backend, workload, learned = BUILDERS[spec.backend](spec, cost, recipe)
     if spec.group.faults.losses:
@@ -77,7 +78,7 @@ def _cosimulated(spec: RunSpec, cost: ClusterDurations, recipe: Recipe) -> Built
 def _live(spec: RunSpec, cost: ClusterDurations, recipe: Recipe) -> Built:
     from harness.real import live
 
-    return live(spec)
+    return live(spec.group, spec.seed)
 
 
 BUILDERS: dict[str, Callable[[RunSpec, ClusterDurations, Recipe], Built]] = {
@@ -87,21 +88,21 @@ BUILDERS: dict[str, Callable[[RunSpec, ClusterDurations, Recipe], Built]] = {
 }
 
 
-def recipe_of(spec: RunSpec) -> Recipe:
-    workload = spec.group.workload
+def recipe_of(group: ModelGroup, steps: int, staleness: int) -> Recipe:
+    workload = group.workload
     if workload.prompts % workload.mini_batches:
         raise UsageError(
             f"workload.mini_batches={workload.mini_batches} does not divide {workload.prompts} prompts"
         )
-    default = Publishing.INTERRUPT if spec.staleness else Publishing.DRAIN
+    default = Publishing.INTERRUPT if staleness else Publishing.DRAIN
     return Recipe(
-        steps=spec.steps,
+        steps=steps,
         prompts=workload.prompts,
         samples=workload.samples,
         mini_batches=workload.mini_batches,
         micro_batch_samples=workload.micro_batch_samples,
         judge_calls=workload.judge_calls,
-        staleness=spec.staleness,
+        staleness=staleness,
         publishing=workload.publishing or default,
     )
 

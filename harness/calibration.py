@@ -40,7 +40,7 @@ class About(Table):
 
 
 class ServingFit(Table):
-    """Seconds of a decode step and of reading newcomers in; `held_out_error` is of whole generations."""
+    """Seconds of a decode step and of reading newcomers in; `held_out_error` is of whole rounds."""
 
     step_s: Seconds
     row_s: Seconds
@@ -110,6 +110,21 @@ class Calibration(Table):
             updating_s=fit.control.update_s,
             restart_s=fit.control.restart_s,
         )
+
+
+def save_calibration(calibration: Calibration, path: Path) -> None:
+    """Write it as TOML, rounded to what a measurement is worth."""
+    import tomli_w
+
+    raw = _rounded(calibration.model_dump(mode="json"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("# Measured by 'bench calibrate --live'. Seconds.\n" + tomli_w.dumps(raw))
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(entry) for key, entry in value.items()}
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def _serving(fit: ServingFit, role: Role, group: ModelGroup) -> FittedServing:

@@ -70,22 +70,22 @@ def cosimulated(
     return backend, HopsWorkload(spec.seed), learned
 
 
-def live(spec: RunSpec) -> tuple[LiveBackend, HopsWorkload, LearnedPolicy]:
+def live(group: ModelGroup, seed: int) -> tuple[LiveBackend, HopsWorkload, LearnedPolicy]:
     """Real workers, processes of this machine."""
-    policy, judge = models_of(spec.group)
-    max_running, learning = spec.group.live.max_running, spec.group.learning
+    policy, judge = models_of(group)
+    max_running, learning = group.live.max_running, group.learning
     generation = {
         role: Generation(model.config, sampler, task.STOP, max_new, max_running)
         for role, model, sampler, max_new in (
-            (Role.ROLLOUT, policy, policy_sampler(spec.group, spec.seed), learning.max_new_tokens),
+            (Role.ROLLOUT, policy, policy_sampler(group, seed), learning.max_new_tokens),
             (Role.REWARD, judge, JUDGE_SAMPLER, learning.judge_max_new_tokens),
         )
     }
     backend = LiveBackend(
-        LocalCluster(range(spec.group.cluster.gpus)), policy, judge, generation,
-        Learning(policy.config, grpo_config(spec.group), task.VOCAB),
+        LocalCluster(range(group.cluster.gpus)), policy, judge, generation,
+        Learning(policy.config, grpo_config(group), task.VOCAB),
     )  # fmt: skip
-    return backend, HopsWorkload(spec.seed), LearnedPolicy(policy.config, backend.weights)
+    return backend, HopsWorkload(seed), LearnedPolicy(policy.config, backend.weights)
 
 
 JUDGE_SAMPLER = Sampler(task.VOCAB, 0.0)

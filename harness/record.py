@@ -154,13 +154,14 @@ def machine() -> dict[str, Any]:
             continue
     return {
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": processor(),
         "python": platform.python_version(),
         "versions": versions,
     }
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The processor's name, as the system gives it."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -56,6 +56,15 @@ class RunSpec:
             **({"calibration": self.calibration.model_dump(mode="json")} if self.calibration else {}),
         }
 
+    @classmethod
+    def from_json(cls, raw: dict[str, Any]) -> RunSpec:
+        """The inverse of `to_json`."""
+        measured = raw.get("calibration")
+        return cls(
+            raw["system"], ModelGroup.model_validate(raw["group"]), raw["backend"], raw["steps"], raw["seed"],
+            raw["staleness"], Calibration.model_validate(measured) if measured else None,
+        )  # fmt: skip
+
     @property
     def digest(self) -> str:
         """Of everything but the seed: runs that share it are replicates."""

@@ -14,6 +14,8 @@ VERBS = {
     "run": "Run one system on one model group and record it.",
     "list": "List systems, models, workloads or runs.",
     "show": "Show the summary of a run.",
+    "replay": "A recorded run again: its decisions, and its times in the simulator.",
+    "calibrate": "Measure what things cost here.",
 }
 
 

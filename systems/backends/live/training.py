@@ -54,9 +54,13 @@ class LiveTrainer:
         asked = worker.ask("gradient", within_s=self._limit_s, mini=micro.mini_batch, slot=slot)
         self._gradients.append(asyncio.create_task(asked))
 
+    async def gradients(self) -> list[Any]:
+        """Waits for those that were asked for."""
+        return await together(self._gradients)
+
     async def step(self) -> TrainStats:
-        gradients, self._gradients = self._gradients, []
-        parts = await together(gradients)
+        parts = await self.gradients()
+        self._gradients = []
         stats = await self._leader.ask("step", within_s=self._limit_s, parts=parts)
         for worker in self._workers[1:]:
             worker.tell("refresh")

@@ -144,6 +144,13 @@ class Worker:
     def update(self, version: int, segment: int, layout: list[Any]) -> None:
         self._serving.update(version, self._view(segment, layout))
 
+    def profile(self, works: list[list[Any]], at_once: int) -> dict[str, Any]:
+        times, chunks = self._serving.profile([wire.work_from_json(raw) for raw in works], at_once)
+        return {
+            "times": [list(time) for time in times],
+            "chunks": [wire.chunk_to_json(chunk) for chunk in chunks],
+        }
+
     # ------------------------------------------------------------------------------- training
 
     def rewind(self, exchange: int) -> None:

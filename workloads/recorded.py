@@ -1,0 +1,35 @@
+"""A finished run as a workload: the same prompts and lengths again, without the text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from systems.backends.base import Work
+from systems.types import Prompt, Sample, Sequence
+
+
+class RecordedWorkload:
+    """Lengths by sequence id: of its prompt, and of what was generated."""
+
+    def __init__(
+        self, prompts: Mapping[int, int], generated: Mapping[int, int], samples: int, judge_calls: int
+    ) -> None:
+        self._prompts = prompts
+        self._generated = generated
+        self._per_sample = 1 + judge_calls
+        self._per_group = samples * self._per_sample
+
+    def prompt(self, group: int) -> Prompt:
+        return Prompt(self._prompts[group * self._per_group])
+
+    def judge_prompt(self, sample: Sample) -> Prompt:
+        return Prompt(self._prompts[sample.id * self._per_sample + 1])
+
+    def verdict(self, judgement: Sequence) -> float | None:
+        return None
+
+    def truth(self, sample: Sample) -> float | None:
+        return None
+
+    def total_tokens(self, work: Work) -> int:
+        return self._generated[work.id]
