@@ -14,6 +14,7 @@ from typing import Any
 from harness.build import Parts, build
 from harness.errors import BenchError, InvalidRun, UnfitError
 from harness.record import RUNS, SCHEMA, EventLog, RunDirectory, read_events
+from harness.sinks.wandb_ import Mirror
 from harness.spec import RunSpec, cores
 from harness.tally import Tally
 from systems.backends.base import ClusterUnfit
@@ -34,18 +35,26 @@ class RunResult:
 
 def run(
     spec: RunSpec, root: Path = RUNS, *, started: Callable[[RunDirectory], None] = lambda _: None,
-    stepped: Callable[[Tally], None] = lambda _: None,
+    stepped: Callable[[Tally], None] = lambda _: None, mirror: Mirror | None = None,
 ) -> RunResult:  # fmt: skip
     """Run `spec` and record it under `root`. Errors in the request are raised before anything exists."""
     parts = build(spec)
+    mirror = mirror or Mirror("disabled")
     directory = RunDirectory.create(root, spec)
     started(directory)
-    tally = Tally(stepped)
+
+    def after_step(tally: Tally) -> None:
+        stepped(tally)
+        mirror.step(tally.steps[-1])
+
+    tally = Tally(after_step)
     log = EventLog(directory.events_path, tally.add)
     began = time.perf_counter()
     status, reason = "failed", ""
     try:
-        log.emit("run.began", 0, **header(spec, parts))
+        facts = header(spec, parts)
+        log.emit("run.began", 0, **facts)
+        mirror.begin(directory.id, directory.path, facts)
         with rarely_collected():
             (run_live if spec.kind is Kind.MEASURED else run_virtual)(drive(spec, parts, log))
         weights = parts.learned.weights_sha256() if parts.learned else None
@@ -79,6 +88,7 @@ def run(
             **({"reason": reason} if reason else {}),
             wall_s=round(time.perf_counter() - began, 3),
             events_sha256=log.sha256,
+            wandb=mirror.finish(summary),
         )
     assert summary is not None
     return RunResult(directory, summary)

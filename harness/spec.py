@@ -102,7 +102,7 @@ def resolve(
         raise UsageError(f"--calibration {calibration}: only --backend live reads it")
     if backend == "live":
         group = group.model_copy(update={"cluster": group.cluster.model_copy(update={"hardware": CPU})})
-        gpus = gpus or min(group.cluster.gpus, max(3, cores()))
+        gpus = min(group.cluster.gpus, max(3, cores())) if gpus is None else gpus
     elif group.cluster.hardware not in (profiles := hardware_names()):
         raise unknown("hardware", group.cluster.hardware, profiles)
     if gpus is not None:

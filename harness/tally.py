@@ -40,7 +40,7 @@ class _Owner:
     """A lease or a shift: which share its devices' time goes to since when."""
 
     role: str
-    devices: int
+    devices: tuple[int, ...]
     share: str | None = None
     since: int = 0
     running: int = 0
@@ -50,11 +50,16 @@ class _Owner:
 class Tally:
     """Feed it every event in order; ask it for steps and the summary at any time.
 
-    `stepped` is called after every RL step.
+    `stepped` is called after every RL step, `spent` with every interval of device time that belongs to a
+    share: (devices, share, from ns, to ns).
     """
 
-    def __init__(self, stepped: Callable[[Tally], None] = lambda _: None) -> None:
+    def __init__(
+        self, stepped: Callable[[Tally], None] = lambda _: None,
+        spent: Callable[[tuple[int, ...], str, int, int], None] | None = None,
+    ) -> None:  # fmt: skip
         self._stepped = stepped
+        self._spent = spent
         self.steps: list[dict[str, Any]] = []
         self.migrations = 0
         self.began: Event = {}
@@ -66,6 +71,9 @@ class Tally:
         self._leases: dict[int, _Owner] = {}
         self._shifts: dict[int, _Owner] = {}
         self._device_ns: dict[str, float] = defaultdict(float)
+        self._busy: dict[str, int] = defaultdict(int)  # owners that work for a share now
+        self._busy_since: dict[str, int] = {}
+        self._busy_ns: dict[str, int] = defaultdict(int)  # since the last publish, anybody working for it
         self._published_device_ns: dict[str, float] = {}  # the same, as of the last publish
         self._left: dict[int, tuple[int, str]] = {}  # sequence -> (lease it left, why)
         self._phase_began: dict[int, int] = {}
@@ -219,6 +227,8 @@ class Tally:
                 "staleness_max": max(staleness),
                 "wait_for_batch_s": max(0.0, (self._taken_ns - self._last_publish_ns) / NS),
                 "wait_for_trainer_s": (self._train_began_ns - self._taken_ns) / NS,
+                "gen_s": self._busy_s("rollout", now),
+                "reward_s": self._busy_s("reward", now),
                 "train_s": (now - self._train_began_ns) / NS,
                 "published_s": now / NS,
                 **{f"learn_{k}": v for k, v in _mean_stats(event["stats"]).items()},
@@ -235,19 +245,38 @@ class Tally:
     def _account(self, owner: _Owner, now: int) -> None:
         """Close the interval that ends now and open the next one."""
         if owner.share is not None:
-            self._device_ns[owner.share] += (now - owner.since) * owner.devices
-        owner.since = now
+            self._device_ns[owner.share] += (now - owner.since) * len(owner.devices)
+            if self._spent is not None and now > owner.since:
+                self._spent(owner.devices, owner.share, owner.since, now)
+        owner.since, before = now, owner.share
         if owner.updating:
             owner.share = "shifting"
         elif owner.role == "shift":
             owner.share = "shifting" if owner.running else None
         else:
             owner.share = owner.role if owner.running else None
+        if owner.share != before:
+            self._work_for(before, -1, now)
+            self._work_for(owner.share, 1, now)
+
+    def _work_for(self, share: str | None, change: int, now: int) -> None:
+        """One owner more or less works for a share: keep the time in which any does."""
+        if share is None:
+            return
+        if self._busy[share]:
+            self._busy_ns[share] += now - self._busy_since[share]
+        self._busy[share] += change
+        self._busy_since[share] = now
+
+    def _busy_s(self, share: str, now: int) -> float:
+        """Seconds since the last call in which anybody worked for `share`."""
+        self._work_for(share, 0, now)
+        return self._busy_ns.pop(share, 0) / NS
 
     def _on_lease(self, event: Event) -> None:
         epoch, state = event["lease"], event["state"]
         if state == "active":
-            self._leases[epoch] = _Owner(event["role"], len(event["devices"]), since=event["t"])
+            self._leases[epoch] = _Owner(event["role"], tuple(event["devices"]), since=event["t"])
         elif state in ("released", "lost") and epoch in self._leases:
             owner = self._leases[epoch]
             owner.running, owner.updating = 0, False
@@ -270,7 +299,7 @@ class Tally:
         devices = {d for side in ("sources", "targets") for _, owned in event[side] for d in owned}
         if event["sources"]:
             self._with_sources.add(event["shift"])
-        self._shifts[event["shift"]] = _Owner("shift", len(devices), since=event["t"])
+        self._shifts[event["shift"]] = _Owner("shift", tuple(sorted(devices)), since=event["t"])
         self._phase_began[event["shift"]] = event["t"]
 
     def _on_shift_phase(self, event: Event) -> None:
@@ -278,7 +307,7 @@ class Tally:
         took = (now - self._phase_began[event["shift"]]) / NS
         if took > 0 or event["phase"] == "drain":  # other phases take time wherever they apply
             self._phases[event["phase"]].append(took)
-            self._phase_device_s[event["phase"]] += took * owner.devices
+            self._phase_device_s[event["phase"]] += took * len(owner.devices)
         self._phase_began[event["shift"]] = now
         if event["phase"] == "drain":
             owner.running = 1

@@ -14,9 +14,13 @@ VERBS = {
     "run": "Run one system on one model group and record it.",
     "list": "List systems, models, workloads or runs.",
     "show": "Show the summary of a run.",
+    "figures": "Draw figures from recorded runs.",
     "replay": "A recorded run again: its decisions, and its times in the simulator.",
     "calibrate": "Measure what things cost here.",
 }
+
+
+ELSEWHERE = {"figures": "paper_figures.command"}  # verbs of other rooms; all others are in this package
 
 
 class _Lazy(click.Group):
@@ -28,7 +32,8 @@ class _Lazy(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        command: click.Command = importlib.import_module(f"harness.cli.{cmd_name}_").command
+        module = ELSEWHERE.get(cmd_name, f"harness.cli.{cmd_name}_")
+        command: click.Command = importlib.import_module(module).command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -28,7 +28,7 @@ def command(live: bool, models: tuple[str, ...], workers: int | None, out: Path,
     for model in models:
         if model not in real:
             raise unknown("model with real weights", model, real)
-    workers = workers or max(2, cores())
+    workers = max(2, cores()) if workers is None else workers
     if not 1 <= workers <= 8:
         raise UsageError(f"--workers {workers}: between 1 and 8")
 

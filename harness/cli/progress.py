@@ -75,6 +75,11 @@ class Progress:
         )
         self._bar.advance(self._task)
 
+    def mirrored(self, how: str) -> None:
+        """A mirror that failed is worth a line; the run is complete without it."""
+        if how.startswith("failed"):
+            self._say(f"the W&B mirror {how}")
+
     def _say(self, line: str) -> None:
         if not self._quiet:
             self._console.print(line, markup=False)

@@ -11,6 +11,7 @@ from harness.cli.progress import Progress
 from harness.cli.summary import render
 from harness.record import RUNS
 from harness.runner import run
+from harness.sinks.wandb_ import MODES, Mirror, chosen_mode
 from harness.spec import BACKENDS, resolve
 
 
@@ -37,6 +38,12 @@ from harness.spec import BACKENDS, resolve
     help="What live workers cost here, from 'bench calibrate --live'. Default: the project's own.",
 )
 @click.option(
+    "--wandb",
+    "wandb_mode",
+    metavar="|".join(MODES),
+    help="Mirror to W&B. Default: $WANDB_MODE, or offline if W&B is installed.",
+)
+@click.option(
     "--results", type=click.Path(path_type=Path), default=RUNS, show_default=True, help="Where runs are kept."
 )
 @click.option(
@@ -45,14 +52,16 @@ from harness.spec import BACKENDS, resolve
 @click.option("--quiet", is_flag=True, help="No progress.")
 def command(
     system: str, model: str, backend: str | None, steps: int, seed: int, staleness: int | None,
-    gpus: int | None, settings: tuple[str, ...], calibration: Path | None, results: Path, as_json: bool,
-    quiet: bool,
+    gpus: int | None, settings: tuple[str, ...], calibration: Path | None,
+    wandb_mode: str | None, results: Path, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Run one system on one model group and record it."""
     spec = resolve(
         system=system, model=model, backend=backend, steps=steps, seed=seed, staleness=staleness,
         gpus=gpus, settings=settings, calibration=calibration,
     )  # fmt: skip
+    mode = chosen_mode(wandb_mode)
     with Progress(spec, quiet) as progress:
-        result = run(spec, results, started=progress.started, stepped=progress.stepped)
+        result = run(spec, results, started=progress.started, stepped=progress.stepped, mirror=Mirror(mode))
+    progress.mirrored(result.directory.manifest["wandb"])
     click.echo(json.dumps(result.summary) if as_json else render(result.summary))

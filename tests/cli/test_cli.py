@@ -14,12 +14,13 @@ from tests.conftest import SMALL
 
 BENCH = [sys.executable, "-m", "harness.cli"]
 SMALL_ARGS = [part for setting in SMALL for part in ("--set", setting)]
+TINY = ["run", "--system", "pivot", "--model", "tiny-dense"]
 RUN = ["run", "--system", "pivot", "--model", "dense-9b", "--steps", "2", *SMALL_ARGS]
 
 
 def bench(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     root = str(Path(__file__).parents[2])
-    env = {**os.environ, "PYTHONPATH": root, "NO_COLOR": "1"}
+    env = {**os.environ, "PYTHONPATH": root, "NO_COLOR": "1", "WANDB_MODE": "disabled"}
     return subprocess.run([*BENCH, *arguments], capture_output=True, text=True, cwd=cwd, env=env)
 
 
@@ -44,6 +45,15 @@ def bench(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         ([*RUN, "--backend", "cosim"], "no real weights"),
         ([*RUN, "--set", "learning.lr=1e-3"], "does not read learning.*"),
         ([*RUN, "--set", "cluster.hardware=h200"], "did you mean 'h20'?"),
+        ([*RUN, "--wandb", "ofline"], "did you mean 'offline'?"),
+        ([*RUN, "--calibration", "x.toml"], "only --backend live reads it"),
+        ([*TINY, "--set", "live.max_running=3"], "--backend cosim does not read live.*"),
+        ([*TINY, "--backend", "live", "--calibration", "x.toml"], "x.toml: No such file"),
+        ([*TINY, "--backend", "live", "--set", "cluster.token_scale=2"], "does not read cluster.token_scale"),
+        (["calibrate"], "give --live"),
+        (["calibrate", "--live", "--model", "tiny-dens"], "did you mean 'tiny-dense'?"),
+        (["calibrate", "--live", "--workers", "0"], "--workers 0"),
+        (["replay", "nothing"], "no run match 'nothing'"),
         (["run", "--system", "pivot", "--model", "dense-9b", "--set", "cluster.gpus=32"], "adds up to 16"),
         (["run", "--model", "dense-9b"], "--system"),
         (["rum"], "did you mean 'run'?"),
@@ -120,7 +130,7 @@ def test_the_alias_is_the_system(tmp_path: Path) -> None:
 
 def test_interrupted_runs_are_sealed_and_readable(tmp_path: Path) -> None:
     command = [*BENCH, "run", "--system", "disaggregated", "--model", "dense-9b", "--steps", "400"]
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "WANDB_MODE": "disabled"}
     process = subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     seen = []

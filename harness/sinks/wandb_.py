@@ -1,0 +1,161 @@
+"""Weights & Biases as a mirror: a process of its own, fed one JSON line a step.
+
+Local files are the truth. W&B is imported by the child only, so that whatever it does (hang, die, be slow,
+be absent) the run and its numbers are the same. Names are verl's where it has one.
+
+    python -m harness.sinks.wandb_        the child; reads lines {"init": ...}, {"log": ...}, {"summary": ...}
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from harness.errors import UnfitError, unknown
+
+MODES = ("online", "offline", "disabled")
+PROJECT = "pivot-bench"
+PATIENCE_S = 30.0  # how long a finished run waits for its mirror
+
+NAMES = {  # our step fields, in verl's names and in names like them
+    "step_s": "timing_s/step",
+    "gen_s": "timing_s/gen",
+    "reward_s": "timing_s/reward",
+    "train_s": "timing_s/update_actor",
+    "wait_for_batch_s": "timing_s/wait_for_batch",
+    "wait_for_trainer_s": "timing_s/wait_for_trainer",
+    "reward": "critic/score/mean",
+    "true_accuracy": "critic/true_accuracy/mean",
+    "response_tokens_mean": "response_length/mean",
+    "response_tokens_max": "response_length/max",
+    "judge_tokens_mean": "judge_length/mean",
+    "staleness_mean": "staleness/mean",
+    "staleness_max": "staleness/max",
+}
+
+
+def metrics(step: Mapping[str, Any], gpus: int) -> dict[str, float]:
+    """A step of the summary under the names of the mirror; what is not known is left out."""
+    named = {NAMES[key]: value for key, value in step.items() if key in NAMES and value is not None}
+    learned = {
+        f"actor/{key.removeprefix('learn_')}": v for key, v in step.items() if key.startswith("learn_")
+    }
+    tokens = step["policy_tokens"] + step["judge_tokens"]
+    return {**named, **learned, "perf/throughput": tokens / step["step_s"] / gpus}
+
+
+def chosen_mode(asked: str | None) -> str:
+    """`asked`, or $WANDB_MODE, or offline; disabled where W&B is not installed and nobody asked for it."""
+    asked = asked or os.environ.get("WANDB_MODE")
+    if asked is not None and asked not in MODES:
+        raise unknown("W&B mode", asked, MODES)
+    installed = importlib.util.find_spec("wandb") is not None
+    if asked in ("online", "offline") and not installed:
+        raise UnfitError(f"--wandb {asked} needs 'wandb': pip install 'pivot-bench[wandb]'")
+    return asked or ("offline" if installed else "disabled")
+
+
+class Mirror:
+    """One run's mirror. No method raises, and none waits but `finish`, for `patience_s` at most."""
+
+    def __init__(self, mode: str, patience_s: float = PATIENCE_S, command: tuple[str, ...] = ()) -> None:
+        self.mode = mode
+        self._patience_s = patience_s
+        self._command = command or (sys.executable, "-m", "harness.sinks.wandb_")
+        self._child: subprocess.Popen[bytes] | None = None
+        self._said: IO[bytes] | None = None
+        self._unsent = bytearray()
+        self._gpus = 1
+
+    def begin(self, run: str, directory: Path, facts: Mapping[str, Any]) -> None:
+        """Start the child. `facts` are the run's first event."""
+        if self.mode == "disabled":
+            return
+        self._gpus = facts["gpus"]
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `finish`
+        try:
+            self._child = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=self._said, stderr=self._said,
+                start_new_session=True, env={**os.environ, "WANDB_SILENT": "true"},
+            )  # fmt: skip
+        except OSError:
+            return
+        assert self._child.stdin is not None
+        os.set_blocking(self._child.stdin.fileno(), False)
+        config = {key: value for key, value in facts.items() if key != "floor"}
+        self._send({"init": {"mode": self.mode, "name": run, "dir": str(directory), "config": config}})
+
+    def step(self, step: Mapping[str, Any]) -> None:
+        if self._child is not None:
+            self._send({"log": metrics(step, self._gpus), "step": step["step"]})
+
+    def finish(self, summary: Mapping[str, Any] | None) -> str:
+        """Wait for the child, and say how it went, in a word or a line."""
+        if self._child is None:
+            return self.mode if self.mode == "disabled" else "failed: it could not be started"
+        kept = ("makespan_s", "migrations", "shifts", "weights_sha256", "oversubscribed")
+        self._unsent += _line({"summary": {key: (summary or {}).get(key) for key in kept}})
+        assert self._child.stdin is not None
+        try:
+            os.set_blocking(self._child.stdin.fileno(), True)
+            self._child.communicate(bytes(self._unsent), timeout=self._patience_s)
+            if self._child.returncode == 0:
+                return self.mode
+            return f"failed: {self._last_words() or f'exit code {self._child.returncode}'}"
+        except (subprocess.TimeoutExpired, OSError, ValueError):
+            return f"failed: it did not end within {self._patience_s:.0f} s"
+        finally:
+            self._child.kill()
+            self._child.wait()
+            if self._said is not None:
+                self._said.close()
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        """Write what the pipe takes now; the rest stays for the next time."""
+        self._unsent += _line(message)
+        assert self._child is not None
+        assert self._child.stdin is not None
+        try:
+            sent = os.write(self._child.stdin.fileno(), self._unsent)
+            del self._unsent[:sent]
+        except OSError:
+            pass  # full, or the child is gone: `finish` will tell
+
+    def _last_words(self) -> str:
+        assert self._said is not None
+        self._said.seek(0)
+        lines = self._said.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
+
+
+def _line(message: Mapping[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def main() -> None:
+    """The child: everything that knows W&B."""
+    import wandb
+
+    run: Any = None
+    for line in sys.stdin:
+        message = json.loads(line)
+        if "init" in message:
+            settings = wandb.Settings(console="off", disable_git=True, x_disable_stats=True)
+            run = wandb.init(project=PROJECT, settings=settings, **message["init"])
+        elif "log" in message:
+            run.log(message["log"], step=message["step"])
+        else:
+            run.summary.update(message["summary"])
+    if run is not None:
+        run.finish()
+
+
+if __name__ == "__main__":
+    main()

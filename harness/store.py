@@ -1,0 +1,142 @@
+"""Finished runs as tables. The only reader of results beside `bench show`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from harness.errors import UsageError, unknown
+from harness.record import Event, RunDirectory, list_runs, read_events
+from harness.tally import SHARES, Tally
+from systems.types import Kind
+
+TOKENS = ("policy", "judge", "total")
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A complete run: its directory, manifest and summary."""
+
+    directory: RunDirectory
+    summary: dict[str, Any]
+
+    @property
+    def id(self) -> str:
+        return self.directory.id
+
+    @property
+    def kind(self) -> Kind:
+        return Kind(self.summary["kind"])
+
+    @property
+    def workload(self) -> dict[str, Any]:
+        """All of the request that two runs must share to be compared: not the system, seed or bound."""
+        spec = self.directory.manifest["spec"]
+        return {key: spec[key] for key in ("backend", "steps", "group")}
+
+    def events(self) -> Iterator[Event]:
+        return read_events(self.directory.events_path)
+
+
+def open_runs(root: Path, names: Sequence[str] = (), kind: str | None = None) -> list[Recorded]:
+    """The named runs, or all complete ones below `root`, oldest first; of one kind if `kind` is given.
+
+    Raises `UsageError` if there are none, or a named one is not complete.
+    """
+    if kind is not None and kind not in [known.value for known in Kind]:
+        raise unknown("kind", kind, [known.value for known in Kind])
+    if names:
+        directories = [RunDirectory.open(root, name) for name in names]
+    else:
+        ids = [manifest["run"] for manifest in list_runs(root) if manifest["status"] == "complete"]
+        directories = [RunDirectory.open(root, str(root / run)) for run in reversed(ids)]
+    found = []
+    for directory in directories:
+        if directory.manifest["status"] != "complete":
+            raise UsageError(f"{directory.id} is {directory.manifest['status']}, not complete")
+        found.append(Recorded(directory, json.loads((directory.path / "summary.json").read_text())))
+    of_kind = [run for run in found if kind is None or run.kind == kind]
+    if not of_kind:
+        raise UsageError(f"no complete{f' {kind}' if kind else ''} run in {root}; make one: bench run ...")
+    return of_kind
+
+
+def one_kind(runs: Sequence[Recorded]) -> Kind:
+    """The kind that all of these are of. Raises `UsageError` if they are of several."""
+    kinds = sorted({run.kind for run in runs})
+    if len(kinds) > 1:
+        counts = ", ".join(f"{sum(run.kind == kind for run in runs)} {kind}" for kind in kinds)
+        raise UsageError(f"these runs are of several kinds ({counts}), which no figure mixes; give --kind")
+    return kinds[0]
+
+
+# ------------------------------------------------------------------------------------------- tables
+
+
+def throughput_table(runs: Sequence[Recorded]) -> pd.DataFrame:
+    """One row a run: generated tokens a second over all its devices."""
+    rows = [
+        {
+            "run": run.id,
+            **{key: run.summary[key] for key in ("kind", "model", "system", "seed", "gpus")},
+            "steps": len(run.summary["steps"]),
+            "staleness_mean": run.summary["realised_staleness"]["mean"],
+            "makespan_s": run.summary["makespan_s"],
+            **{
+                f"{key}_tokens_per_s": run.summary["tokens_per_s"][key]
+                for key in ("policy", "judge", "total")
+            },
+        }
+        for run in runs
+    ]
+    return pd.DataFrame(rows)
+
+
+def intervals_table(run: Recorded) -> pd.DataFrame:
+    """Device time by interval: device, start and end in seconds, share; what is missing was idle."""
+    rows: list[tuple[int, float, float, str]] = []
+
+    def spent(devices: tuple[int, ...], share: str, start: int, end: int) -> None:
+        rows.extend((device, start / 1e9, end / 1e9, share) for device in devices)
+
+    tally = Tally(spent=spent)
+    for event in run.events():
+        tally.add(event)
+    table = pd.DataFrame(rows, columns=["device", "start_s", "end_s", "share"])
+    assert set(table["share"]) <= set(SHARES)
+    return table.sort_values(["device", "start_s"], ignore_index=True)
+
+
+def phases_table(run: Recorded) -> pd.DataFrame:
+    """One row a phase of a shift that took devices from a role and ended well.
+
+    Columns: shift, source and target roles, devices, phase, seconds, bytes.
+    """
+    rows: list[dict[str, Any]] = []
+    under_way: dict[int, tuple[dict[str, Any], list[dict[str, Any]]]] = {}  # facts, and phases so far
+    since: dict[int, int] = {}
+    for event in run.events():
+        shift: int = event.get("shift", -1)
+        if event["kind"] == "shift.began" and event["sources"]:
+            devices = {d for side in ("sources", "targets") for _, owned in event[side] for d in owned}
+            facts = {"source": _roles(event["sources"]), "target": _roles(event["targets"])}
+            under_way[shift] = ({"shift": shift, **facts, "devices": len(devices)}, [])
+            since[shift] = event["t"]
+        elif event["kind"] == "shift.phase" and shift in under_way:
+            facts, phases = under_way[shift]
+            seconds = (event["t"] - since[shift]) / 1e9
+            phases.append({**facts, "phase": event["phase"], "seconds": seconds, "bytes": event["bytes"]})
+            since[shift] = event["t"]
+        elif event["kind"] == "shift.ended" and shift in under_way:
+            _, phases = under_way.pop(shift)
+            rows.extend(phases if event["ok"] else [])
+    return pd.DataFrame(rows, columns=["shift", "source", "target", "devices", "phase", "seconds", "bytes"])
+
+
+def _roles(placements: list[tuple[str, list[int]]]) -> str:
+    return "+".join(sorted({role for role, _ in placements})) or "none"

@@ -1,0 +1,47 @@
+"""`bench figures`: draw figures from recorded runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from harness.errors import unknown
+from harness.record import RUNS
+from harness.store import one_kind, open_runs
+
+
+@click.command("figures")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.option(
+    "--run", "runs", multiple=True, help="A run's id, path or part of its id; repeatable. Default: all."
+)
+@click.option("--kind", help="Only runs of this kind.")
+@click.option("--results", type=click.Path(path_type=Path), default=RUNS, show_default=True)
+@click.option("--out", type=click.Path(path_type=Path), default=Path("results/figures"), show_default=True)
+def command(
+    names: tuple[str, ...], runs: tuple[str, ...], kind: str | None, results: Path, out: Path
+) -> None:
+    """Draw NAME... (throughput, timeline, shift-breakdown) as PDF and PNG, with the CSV behind them.
+
+    Runs of several kinds are never drawn together.
+    """
+    from paper_figures.registry import FIGURES
+    from paper_figures.style import label_kind, save, theme
+
+    for name in names:
+        if name not in FIGURES:
+            raise unknown("figure", name, FIGURES)
+    chosen = open_runs(results, runs, kind)
+    label = str(one_kind(chosen))
+    if any(run.summary["provisional"] for run in chosen):
+        label += ", provisional cost model"
+    if any(run.summary["oversubscribed"] for run in chosen):
+        label += ", oversubscribed"
+    tables = {name: FIGURES[name].data(chosen) for name in names}  # all are refused, or none
+    theme()
+    for name, table in tables.items():
+        figure = FIGURES[name].draw(table)
+        label_kind(figure, label)
+        for path in save(figure, table, out, name):
+            click.echo(path)

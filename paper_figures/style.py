@@ -1,0 +1,96 @@
+"""How figures look, and how they are written: the same data, the same bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import seaborn as sns
+from matplotlib.figure import Figure
+
+PALETTE = sns.color_palette("colorblind", 10).as_hex()
+
+
+@dataclass(frozen=True)
+class SystemStyle:
+    """Colour, marker and hatch of one system, the same in all figures."""
+
+    color: str
+    marker: str
+    hatch: str
+
+
+MARKERS = ("o", "s", "D", "^", "v", "P", "*", "X", "<", ">")
+HATCHES = ("", "//", "..", "\\\\", "xx", "--", "++", "oo", "OO", "**")
+STYLES = [SystemStyle(*look) for look in zip(PALETTE, MARKERS, HATCHES, strict=True)]
+SHARE_COLOR = {  # what a device does
+    "rollout": PALETTE[0],
+    "reward": PALETTE[1],
+    "train": PALETTE[2],
+    "shifting": PALETTE[3],
+    "idle": "#ececec",
+}
+PHASE_COLOR = dict(
+    zip(
+        ("drain", "park", "release", "load", "warm", "ready"),
+        [PALETTE[7], PALETTE[4], PALETTE[5], PALETTE[0], PALETTE[1], PALETTE[2]],
+        strict=True,
+    )
+)
+
+
+def system_order() -> list[str]:
+    """Systems as they are registered."""
+    from systems.policies import SYSTEMS
+
+    return list(SYSTEMS)
+
+
+def system_style(name: str) -> SystemStyle:
+    """A system's own style; one that is not registered here is given what is left."""
+    order = system_order()
+    return STYLES[order.index(name) % len(STYLES) if name in order else -1]
+
+
+def theme() -> None:
+    sns.set_theme(context="paper", style="ticks", palette="colorblind")
+    plt.rcParams.update(
+        {
+            "pdf.fonttype": 42,
+            "ps.fonttype": 42,
+            "font.family": "DejaVu Sans",
+            "figure.dpi": 100,
+            "savefig.dpi": 200,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "hatch.linewidth": 0.6,
+        }
+    )
+
+
+def label_kind(figure: Figure, label: str) -> None:
+    """What kind of numbers this is, on the picture itself, in a strip of its own at the bottom."""
+    strip = 0.17 / figure.get_figheight()
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.set(rect=(0, strip, 1, 1 - strip))  # type: ignore[call-arg]
+    figure.text(0.995, 0.005, label, ha="right", va="bottom", fontsize=7, color="#444444", style="italic")
+
+
+def save(figure: Figure, data: pd.DataFrame, out: Path, name: str) -> list[Path]:
+    """Write PDF, PNG and the CSV behind them, without dates or versions in them."""
+    out.mkdir(parents=True, exist_ok=True)
+    paths = [out / f"{name}.{ending}" for ending in ("pdf", "png", "csv")]
+    plain: dict[str, Any] = {"CreationDate": None, "Creator": None, "Producer": None}
+    figure.savefig(paths[0], metadata=plain)
+    figure.savefig(paths[1], metadata={"Software": None})
+    data.to_csv(paths[2], index=False, float_format="%.9g", lineterminator="\n")
+    plt.close(figure)
+    return paths
