@@ -129,6 +129,10 @@ class Worker:
     def ready(self) -> None:
         """An answer is all that is asked for."""
 
+    def map(self, segment: int, layout: list[Any]) -> None:
+        """Map a segment and look at its tensors, which reads none of them."""
+        self._view(segment, layout)
+
     # ------------------------------------------------------------------------------- serving
 
     def submit(self, works: list[list[Any]]) -> None:
