@@ -17,6 +17,7 @@ from __future__ import annotations
 import datetime
 import platform
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from importlib import metadata
 from statistics import median
 from typing import Any
@@ -30,7 +31,7 @@ from harness.calibration import About, Calibration, ControlFit, GroupFit, Servin
 from harness.real import live
 from harness.record import processor
 from harness.spec import cores, with_gpus
-from systems.backends.base import TokenChunk, work_of
+from systems.backends.base import Finished, TokenChunk, work_of
 from systems.backends.live.backend import LiveBackend
 from systems.backends.live.serving import LiveReplica
 from systems.backends.live.training import LiveTrainer, together
@@ -45,19 +46,31 @@ SEED = 1_000_003  # of the workload: not one that anybody runs
 # RL steps' worth of work, and how many sequences each decodes together. With few at a time newcomers are
 # read in often and a few at a time, as in a run.
 TOGETHER = (64, 8, 32, 16, 64, 48, 64, 32)
-ROUNDS = len(TOGETHER)
-SHIFTS = 20  # through all roles
-RESTARTS = 2
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured: rounds of RL work, times through all roles, restarts."""
+
+    rounds: int = len(TOGETHER)
+    shifts: int = 20
+    restarts: int = 2
+
+
+QUICK = Effort(rounds=4, shifts=5, restarts=1)
 Floats = NDArray[np.float64]
 
 
-def calibrate(models: Sequence[str], workers: int, said: Callable[[str], None]) -> Calibration:
-    """Measure and fit; `said` is told what is being done. Raises `ClusterUnfit`."""
+def calibrate(
+    models: Sequence[str], workers: int, said: Callable[[str], None], effort: Effort | None = None
+) -> Calibration:
+    """Measure and fit; `said` is told what is being done. Raises `ClusterUnfit` or `WorkerLost`."""
+    effort = effort or Effort()
     groups = {}
     for model in models:
-        said(f"{model}: {ROUNDS} RL steps, {SHIFTS} times through the roles, {RESTARTS} restarts")
+        said(f"{model}: {effort.rounds} RL steps, {effort.shifts} times through the roles")
         group = with_gpus(load_group(model), workers, "live", time_shares=True)
-        groups[model] = run_live(_Measurement(group).all())
+        groups[model] = run_live(_Measurement(group, effort).all())
     about = About(
         kind="measured",
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -73,11 +86,12 @@ def calibrate(models: Sequence[str], workers: int, said: Callable[[str], None]) 
 class _Measurement:
     """One group's workers, and what was measured on them."""
 
-    def __init__(self, group: ModelGroup) -> None:
+    def __init__(self, group: ModelGroup, effort: Effort) -> None:
+        self.effort = effort
         self.backend: LiveBackend
         self.workload: Workload
         self.backend, self.workload, _ = live(group, SEED)
-        self.recipe = recipe_of(group, ROUNDS, staleness=0)
+        self.recipe = recipe_of(group, effort.rounds, staleness=0)
         self.devices = tuple(range(group.cluster.gpus))
         self.version = 0
         self.shifts = 0
@@ -89,11 +103,11 @@ class _Measurement:
     async def all(self) -> GroupFit:
         try:
             await self.backend.prepare()
-            for number in range(ROUNDS):
+            for number in range(self.effort.rounds):
                 await self.round(number)
-            for _ in range(SHIFTS):
+            for _ in range(self.effort.shifts):
                 await self.through_roles()
-            for _ in range(RESTARTS):
+            for _ in range(self.effort.restarts):
                 await self.restart()
         finally:
             self.backend.close()
@@ -125,16 +139,15 @@ class _Measurement:
         return group
 
     async def generate(self, role: Role, sequences: list[Generation], at_once: int) -> None:
+        how = self.backend.generation[role]
+        self.backend.generation[role] = replace(how, max_running=at_once)
         replicas = [await self.serving(role, device) for device in self.devices]
         shares = [sequences[index :: len(replicas)] for index in range(len(replicas))]
-        profiles = await together(
-            replica.profile([work_of(sequence, 0) for sequence in share], at_once)
-            for replica, share in zip(replicas, shares, strict=True)
-        )
-        self.steps[role].append([step for steps, _ in profiles for step in steps])
-        known = {sequence.id: sequence for sequence in sequences}
-        for chunk in (chunk for _, chunks in profiles for chunk in chunks):
-            _extend(known[chunk.sequence], chunk)
+        await together(replica.time_steps() for replica in replicas)
+        await together(map(_generate, replicas, shares))
+        times = await together(replica.time_steps() for replica in replicas)
+        self.steps[role].append([step for steps in times for step in steps])
+        self.backend.generation[role] = how
 
     async def serving(self, role: Role, device: int) -> LiveReplica:
         placement = Placement(role, (device,))
@@ -288,6 +301,19 @@ def _least_squares(slopes: Floats, seconds: Floats) -> tuple[float, ...]:
 def _generation(sample: Sample, role: Role, prompt: Prompt) -> Generation:
     number = sample.id * 2 + (role is Role.REWARD)
     return Generation(number, sample, role, prompt, key=number)
+
+
+async def _generate(replica: LiveReplica, sequences: list[Generation]) -> None:
+    """Through a replica to their ends, as the runtime does it."""
+    known = {sequence.id: sequence for sequence in sequences}
+    for sequence in sequences:
+        replica.submit(work_of(sequence, 0))
+    missing = len(known)
+    async for chunk in replica.stream():
+        _extend(known[chunk.sequence], chunk)
+        missing -= isinstance(chunk, Finished)
+        if not missing:
+            break
 
 
 def _extend(sequence: Generation, chunk: TokenChunk) -> None:

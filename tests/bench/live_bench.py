@@ -30,6 +30,7 @@ from typing import Any
 import torch
 
 from harness.build import build
+from harness.calibrate import QUICK, calibrate
 from harness.real import PACKAGE, policy_sampler
 from harness.record import processor
 from harness.replay import replay
@@ -223,10 +224,12 @@ def pairs(
     found = []
     with tempfile.TemporaryDirectory() as root:
         for seed in range(seeds):
-            row: dict[str, Any] = {"seed": seed}
+            # A shared machine drifts by tens of percent from minute to minute: measure what it costs now.
+            costs = calibrate([MODEL], 2, lambda line: None, QUICK)
+            row: dict[str, Any] = {"seed": seed, "calibration": costs.groups[MODEL].model_dump(mode="json")}
             for system in systems if seed % 2 == 0 else systems[::-1]:
                 result = run(live_spec(system, 2, seed, steps), Path(root))
-                again = replay(result.directory)
+                again = replay(result.directory, costs)
                 summary = result.summary
                 assert not summary["oversubscribed"]
                 assert not again.differing

@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from systems.clock import NothingScheduled, now_ns, run_virtual
+from systems.clock import NothingScheduled, begin_time, now_ns, run_live, run_virtual
 
 
 def test_time_jumps_to_the_next_timer_exactly() -> None:
@@ -104,3 +104,36 @@ def test_threads_and_executors_are_refused() -> None:
         assert "other threads" in str(caught[0])
 
     run_virtual(main())
+
+
+def test_real_time_starts_again_after_preparation() -> None:
+    async def main() -> tuple[int, int, int]:
+        await asyncio.sleep(0.05)
+        prepared = now_ns()
+        begin_time()
+        began = now_ns()
+        await asyncio.sleep(0.02)
+        return prepared, began, now_ns()
+
+    prepared, began, ended = run_live(main())
+    assert prepared >= 50_000_000
+    assert began < prepared
+    assert ended - began >= 20_000_000
+
+
+def test_real_time_does_not_start_again_under_a_timer() -> None:
+    async def main() -> None:
+        asyncio.get_running_loop().call_later(1, print)
+        begin_time()
+
+    with pytest.raises(AssertionError, match="the clock starts again"):
+        run_live(main())
+
+
+def test_virtual_time_has_no_preparation() -> None:
+    async def main() -> int:
+        await asyncio.sleep(1)
+        begin_time()
+        return now_ns()
+
+    assert run_virtual(main()) == 1_000_000_000

@@ -36,7 +36,7 @@ class LiveBackend:
     ) -> None:  # fmt: skip
         self.cluster = cluster
         self.store = ParameterStore()
-        self._generation = generation
+        self.generation = dict(generation)
         self._learning = learning
         self._last: dict[str, Tensor] = {}
         learner = GrpoLearner(policy, learning.grpo, learning.vocab, published=lambda version, weights: None)
@@ -91,7 +91,7 @@ class LiveBackend:
         version = version if name == POLICY else 0
         segment = self.store.acquire(name, version, worker.device)
         await worker.ask(
-            "load_serving", [segment], how=self._generation[role].to_json(), version=version,
+            "load_serving", [segment], how=self.generation[role].to_json(), version=version,
             segment=segment.number, layout=self.store.layout(name),
         )  # fmt: skip
 

@@ -14,10 +14,9 @@ Rank 0, the leader, sums the slots in order and steps; the others then copy its 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -79,16 +78,6 @@ class Learning:
         return cls(ModelConfig(**raw["model"]), grpo, raw["vocab"])
 
 
-class StepTime(NamedTuple):
-    """What a step did, and how long it took: sequences and their context tokens that were decoded, context
-    tokens of newcomers that were read in."""
-
-    rows: int
-    kv_tokens: int
-    read_tokens: int
-    seconds: float
-
-
 class ServingRole:
     """One replica: an engine and what it has not streamed yet."""
 
@@ -139,22 +128,10 @@ class ServingRole:
             chunks.extend(self._stream(request, TokenChunk) for request in growing)
         return chunks
 
-    def profile(self, works: Sequence[Work], at_once: int) -> tuple[list[StepTime], list[TokenChunk]]:
-        """Generate these to their ends and time every step; returns the times and what was generated."""
-        self.engine.max_running = at_once
-        for work in works:
-            self.submit(work)
-        times, chunks = [], []
-        while self.busy:
-            running, waiting = self.engine.running, sum(len(r.context) for r in self.engine.waiting)
-            rows, kv_tokens = len(running), sum(len(request.context) for request in running)
-            began = time.perf_counter()
-            chunks.extend(self.turn())
-            took_s = time.perf_counter() - began
-            read = waiting - sum(len(request.context) for request in self.engine.waiting)
-            times.append(StepTime(rows, kv_tokens, read, took_s))
-        self.engine.max_running = self.how.max_running
-        return times, chunks
+    def occupancy(self) -> tuple[int, int, int]:
+        """Sequences that are decoded and their context tokens, and context tokens that wait to be read in."""
+        running, waiting = self.engine.running, self.engine.waiting
+        return len(running), sum(len(r.context) for r in running), sum(len(r.context) for r in waiting)
 
     def _stream(self, request: Request, form: type[TokenChunk], last: bool = False) -> TokenChunk:
         chunk = self._chunk(request, form, self.sent, last)

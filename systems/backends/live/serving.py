@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection
 from typing import Any
 
 from systems.backends.base import Finished, TokenChunk, Work, WorkerLoad, WorkerLost
@@ -13,7 +13,6 @@ from systems.backends.live.store import ParameterStore
 from systems.mailbox import Mailbox
 
 POLICY = "policy"  # its name in the store
-PROFILE_S = 600.0  # a profile generates a whole batch
 
 
 class LiveReplica:
@@ -85,16 +84,13 @@ class LiveReplica:
         sent: int = await self._worker.ask("ping")
         return sent
 
-    async def profile(
-        self, works: Sequence[Work], at_once: int
-    ) -> tuple[list[list[float]], list[TokenChunk]]:
-        """Generate these to their ends, `at_once` together, and time every step (not for leases of a run).
+    async def time_steps(self) -> list[list[float]]:
+        """[sequences, context tokens, tokens read in, seconds] of every step since the last call.
 
-        Returns [rows, kv tokens, read tokens, seconds] a step, and the chunks.
+        The worker times its steps from the first call on (calibration).
         """
-        raw = [wire.work_to_json(work) for work in works]
-        answer = await self._worker.ask("profile", within_s=PROFILE_S, works=raw, at_once=at_once)
-        return answer["times"], [wire.chunk_from_json(chunk) for chunk in answer["chunks"]]
+        times: list[list[float]] = await self._worker.ask("time_steps")
+        return times
 
     def load(self) -> WorkerLoad:
         return WorkerLoad(len(self._held), self._kv_tokens)

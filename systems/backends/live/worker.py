@@ -29,6 +29,10 @@ from systems.backends.live.store import Segment, floats, layout_from_json
 OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "bad_alloc")
 
 
+# What a step did and took: sequences decoded, their context tokens, context tokens read in, seconds.
+StepTime = tuple[int, int, int, float]
+
+
 class Lines:
     """The connection to the control process: messages both ways, descriptors this way."""
 
@@ -76,6 +80,7 @@ class Worker:
         self._lines = lines
         self._segments: dict[int, Segment] = {}
         self._role: ServingRole | TrainingRole | None = None
+        self._step_times: list[StepTime] | None = None  # kept while somebody wants to know
 
     def serve(self) -> NoReturn:
         preload()
@@ -87,9 +92,22 @@ class Worker:
                 self._answer(message)
                 busy = self._role is not None and self._role.busy
             if isinstance(self._role, ServingRole):
-                chunks = self._role.turn()
-                if chunks:
-                    self._lines.send(op="chunks", chunks=[wire.chunk_to_json(chunk) for chunk in chunks])
+                if self._step_times is None:
+                    self._turn(self._role)
+                else:
+                    self._step_times.append(self._timed_turn(self._role))
+
+    def _turn(self, role: ServingRole) -> None:
+        """One step of the engine, and what it streams."""
+        chunks = role.turn()
+        if chunks:
+            self._lines.send(op="chunks", chunks=[wire.chunk_to_json(chunk) for chunk in chunks])
+
+    def _timed_turn(self, role: ServingRole) -> StepTime:
+        rows, kv_tokens, waiting = role.occupancy()
+        began = time.perf_counter()
+        self._turn(role)
+        return rows, kv_tokens, waiting - role.occupancy()[2], time.perf_counter() - began
 
     def _answer(self, message: wire.Message) -> None:
         new: list[list[int]] = message.pop("new", [])
@@ -148,12 +166,10 @@ class Worker:
     def update(self, version: int, segment: int, layout: list[Any]) -> None:
         self._serving.update(version, self._view(segment, layout))
 
-    def profile(self, works: list[list[Any]], at_once: int) -> dict[str, Any]:
-        times, chunks = self._serving.profile([wire.work_from_json(raw) for raw in works], at_once)
-        return {
-            "times": [list(time) for time in times],
-            "chunks": [wire.chunk_to_json(chunk) for chunk in chunks],
-        }
+    def time_steps(self) -> list[StepTime]:
+        """Every step since the last such question; the first one starts the clock."""
+        times, self._step_times = self._step_times or [], []
+        return times
 
     # ------------------------------------------------------------------------------- training
 
