@@ -302,12 +302,7 @@ class Speed:
     d: float
     max_running: int
     kv_capacity_tokens: int
-
-    @property
-    def ahead(self) -> int:
-        """Sequences queued at a full replica: it never waits for the control process, and can read in
-        several together, which costs an engine little more than one."""
-        return max(8, self.max_running // 32)
+    ahead: int = 8  # sequences queued at a full replica, so that it never waits for the control process
 
     def itl_s(self, running: int, kv_tokens: float) -> float:
         compute = self.c * running

@@ -50,7 +50,8 @@ from workloads.groups import load_group
 from workloads.hops import task
 from workloads.hops.workload import HopsWorkload
 
-PROMPTS = 64  # of 8 samples: enough that starting and ending weigh little
+WARM_UP = 8  # prompts
+PROMPTS = 32  # of 8 samples: about a second a side, so that the machine drifts little between the two
 BYTES = 100_000_000
 MODEL = "tiny-dense"
 
@@ -89,17 +90,17 @@ class RolloutBench:
         self.engine = Engine(model, policy_sampler(self.group, 0), task.STOP, self.group.live.max_running)
         torch.set_num_threads(1)
 
-    def sequences(self) -> list[Sequence]:
+    def sequences(self, prompts: int) -> list[Sequence]:
         made = []
-        for number in range(PROMPTS * 8):
+        for number in range(prompts * 8):
             sample: Any = Sample(number, group=None)  # type: ignore[arg-type]
             made.append(Sequence(number, sample, Role.ROLLOUT, self.workload.prompt(number // 8), key=number))
         return made
 
-    def bare(self) -> tuple[int, float]:
+    def bare(self, prompts: int = PROMPTS) -> tuple[int, float]:
         """(tokens, seconds) of the engine in a loop."""
         limit = self.group.learning.max_new_tokens
-        requests = [Request(s.id, s.key, s.prompt.tokens, limit) for s in self.sequences()]
+        requests = [Request(s.id, s.key, s.prompt.tokens, limit) for s in self.sequences(prompts)]
         began = time.perf_counter()
         self.engine.run(requests)
         return sum(len(request.tokens) for request in requests), time.perf_counter() - began
@@ -114,21 +115,23 @@ class RolloutBench:
         await parts.backend.prepare()
         runtime = Runtime(parts.layout, parts.recipe, OneRollout(), parts.backend, MemoryLog(), parts.prior)
         async with runtime:
-            await self.through(runtime)  # warms up
-            self.bare()
             for number in range(count):
                 for side in ("bare", "runtime") if number % 2 else ("runtime", "bare"):
-                    tokens, took_s = self.bare() if side == "bare" else await self.through(runtime)
+                    # Another process than the last one has cold caches: each side warms up, untimed.
                     if side == "bare":
+                        self.bare(WARM_UP)
+                        tokens, took_s = self.bare()
                         bare = tokens / took_s
                     else:
+                        await self.through(runtime, WARM_UP)
+                        tokens, took_s = await self.through(runtime)
                         ours = tokens / took_s
                 found.append({"runtime_tokens_per_s": ours, "bare_tokens_per_s": bare, "ratio": ours / bare})
         return found
 
-    async def through(self, runtime: Runtime) -> tuple[int, float]:
+    async def through(self, runtime: Runtime, prompts: int = PROMPTS) -> tuple[int, float]:
         """(tokens, seconds) of the same sequences through the runtime."""
-        sequences = self.sequences()
+        sequences = self.sequences(prompts)
         began = time.perf_counter()
         runtime.serving.submit(sequences)
         for _ in sequences:

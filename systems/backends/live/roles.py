@@ -33,6 +33,7 @@ from systems.model.serving import ServingModel
 from systems.model.weights import load_standard
 
 STREAM_STEPS = 16  # decode steps between two streams of unfinished sequences: what a death may cost
+SEND_STEPS = 4  # decode steps between two messages: each one wakes the control process, which takes time too
 
 
 def preload() -> None:
@@ -88,6 +89,7 @@ class ServingRole:
         self.sent = 0  # chunks streamed, which is the next one's serial
         self._works: dict[int, Work] = {}
         self._streamed: dict[int, int] = {}  # sequence -> tokens that were streamed
+        self._unsent: list[TokenChunk] = []
         self._steps = 0
 
     @property
@@ -119,13 +121,18 @@ class ServingRole:
         self.version = version
 
     def turn(self) -> list[TokenChunk]:
-        """One step of the engine, and what is to be streamed after it."""
+        """One step of the engine, and what is to be sent after it."""
         ended = self.engine.step()
-        chunks = [self._stream(request, Finished, last=True) for request in ended]
+        self._unsent.extend(self._stream(request, Finished, last=True) for request in ended)
         self._steps += 1
         if self._steps % STREAM_STEPS == 0:
             growing = [r for r in self.engine.running if len(r.tokens) > self._streamed[r.id]]
-            chunks.extend(self._stream(request, TokenChunk) for request in growing)
+            self._unsent.extend(self._stream(request, TokenChunk) for request in growing)
+        return self.flush() if self._steps % SEND_STEPS == 0 or not self.busy else []
+
+    def flush(self) -> list[TokenChunk]:
+        """What was streamed and not sent yet: it comes before any answer."""
+        chunks, self._unsent = self._unsent, []
         return chunks
 
     def occupancy(self) -> tuple[int, int, int]:

@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from systems.backends.base import TokenChunk
 from systems.backends.live import wire
 from systems.backends.live.roles import Generation, Learning, ServingRole, TrainingRole, preload
 from systems.backends.live.store import Segment, floats, layout_from_json
@@ -99,7 +100,9 @@ class Worker:
 
     def _turn(self, role: ServingRole) -> None:
         """One step of the engine, and what it streams."""
-        chunks = role.turn()
+        self._stream(role.turn())
+
+    def _stream(self, chunks: list[TokenChunk]) -> None:
         if chunks:
             self._lines.send(op="chunks", chunks=[wire.chunk_to_json(chunk) for chunk in chunks])
 
@@ -119,6 +122,8 @@ class Worker:
         request = message.pop("id", None)
         result = operation(**message)
         if request is not None:
+            if isinstance(self._role, ServingRole):
+                self._stream(self._role.flush())
             self._lines.send(op="reply", id=request, result=result)
 
     # ------------------------------------------------------------------------------- roles

@@ -192,6 +192,7 @@ class ServingCost:
             d=overhead,
             max_running=self.max_running,
             kv_capacity_tokens=self.kv_capacity_tokens,
+            ahead=self.max_running // 32,
         )
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from systems.types import SERVING, Role, Shift, Speed, Step
 
+AHEAD = 16  # the small engine reads in eight together, and eight more may be on their way to it
+
 
 @dataclass(frozen=True)
 class FittedServing:
@@ -38,7 +40,7 @@ class FittedServing:
     def speed(self) -> Speed:
         return Speed(
             a=self.kv_token_s, b=0.0, c=self.row_s, d=self.step_s, max_running=self.max_running,
-            kv_capacity_tokens=self.kv_capacity_tokens,
+            kv_capacity_tokens=self.kv_capacity_tokens, ahead=AHEAD,
         )  # fmt: skip
 
 
