@@ -274,7 +274,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     given = parser.parse_args()
     result: dict[str, Any] = about()
-    rollout = RolloutBench().rounds(given.rounds)
+    rollout = RolloutBench().rounds(2 * given.rounds)
     result["rollout"] = {"rounds": rollout, "median_ratio": median(row["ratio"] for row in rollout)}
     print("rollout", result["rollout"]["median_ratio"], flush=True)
     publish = publish_rounds(given.rounds)

@@ -133,9 +133,9 @@ class Architecture:
         return 4.0 * self.linear_layers * self.linear_values * self.linear_key_dim
 
 
-def distinct_experts(experts: int, per_token: int, tokens: float) -> float:
+def distinct_experts(experts: int, per_token: int, tokens: Any) -> Any:
     """Experts that `tokens` tokens are expected to hit, each choosing `per_token` of them evenly."""
-    return float(experts * (1.0 - (1.0 - per_token / experts) ** tokens))
+    return experts * (1.0 - (1.0 - per_token / experts) ** tokens)
 
 
 def read_config(path: Path) -> Architecture:

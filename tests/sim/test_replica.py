@@ -1,0 +1,144 @@
+"""Continuous batching in closed form against the oracle that takes every step."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from systems.backends.sim.replica import BLOCK, Arrival, Bounds, Costs, Replica
+from tests.sim.reference_replica import Reference
+
+COSTS = Costs(
+    alpha_s=lambda n: 5e-3 + 7e-5 * n,
+    beta_s=lambda n: 3e-8 * (1 + 0.5 / n),
+    mixed_s=lambda n, kv, queries, pairs, context, starting: (
+        6e-3 + 6e-5 * (n + queries) + 3e-8 * kv + 1e-9 * pairs + 1e-8 * context + 1e-4 * starting
+    ),
+)
+Moment = tuple[float, int, int, int]  # when, id, context, remaining
+
+
+def closed_form(bounds: Bounds, arrivals: list[Moment]) -> tuple[list[tuple[int, float]], Replica]:
+    replica, ends = Replica(COSTS, bounds), []
+    for when, together in itertools.groupby(arrivals, key=lambda arrival: arrival[0]):
+        ends.extend((end.id, end.time_s) for end in replica.advance(when))
+        replica.add(when, [Arrival(*rest) for _, *rest in together])
+    while (when_next := replica.next_s()) is not None:
+        ends.extend((end.id, end.time_s) for end in replica.advance(when_next))
+    return ends, replica
+
+
+def compare(bounds: Bounds, arrivals: list[Moment]) -> tuple[Replica, Reference]:
+    oracle = Reference(COSTS, bounds)
+    expected = sorted(oracle.run(arrivals))
+    ends, replica = closed_form(bounds, arrivals)
+    assert [number for number, _ in sorted(ends)] == [number for number, _ in expected]
+    for (_, found), (_, wanted) in zip(sorted(ends), expected, strict=True):
+        assert found == pytest.approx(wanted, rel=1e-9)
+    assert replica.preemptions == len(oracle.preemptions)
+    assert replica.sequences == 0
+    assert replica._free == bounds.blocks
+    assert sum(replica._residues) == replica._kv == 0
+    return replica, oracle
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> tuple[Bounds, list[Moment]]:
+    count = draw(st.integers(1, 25))
+    arrivals, when = [], 0.0
+    for number in range(count):
+        when += draw(st.sampled_from([0.0, 0.0, 0.001, 0.05, 1.0]))
+        arrivals.append((when, number, draw(st.integers(1, 300)), draw(st.integers(1, 200))))
+    longest = max(context + remaining for _, _, context, remaining in arrivals)
+    least = -(-longest // BLOCK) + 1
+    blocks = draw(st.integers(least, least * 4))
+    bounds = Bounds(draw(st.integers(1, 12)), draw(st.sampled_from([16, 64, 256, 2048])), blocks)
+    return bounds, arrivals
+
+
+@settings(max_examples=300, deadline=None)
+@given(workloads())
+def test_closed_form_equals_step_by_step(drawn: tuple[Bounds, list[Moment]]) -> None:
+    bounds, arrivals = drawn
+    compare(bounds, arrivals)
+
+
+def test_preemption_is_reached() -> None:
+    """Twenty sequences that grow beyond the memory together."""
+    arrivals = [(0.0, number, 100, 150 + 7 * number) for number in range(20)]
+    replica, oracle = compare(Bounds(20, 2048, 200), arrivals)
+    assert replica.preemptions == len(oracle.preemptions) > 5
+
+
+def test_one_decode_stretch_by_hand() -> None:
+    ends, _ = closed_form(Bounds(8, 2048, 1000), [(2.0, 0, 10, 4)])
+    read = COSTS.mixed_s(0, 0, 10, 55, 10, 1)
+    decode = 3 * COSTS.alpha_s(1) + COSTS.beta_s(1) * (10 + 11 + 12)
+    assert ends == [(0, pytest.approx(2.0 + read + decode, rel=1e-12))]
+
+
+def test_a_shared_prefix_is_read_once_and_held_once() -> None:
+    replica = Replica(COSTS, Bounds(8, 4096, 1000))
+    replica.add(0.0, [Arrival(number, 170, 50, prefix=7, prefix_tokens=160) for number in range(4)])
+    first = replica.next_s()
+    assert first == pytest.approx(COSTS.mixed_s(0, 0, 170 + 3 * 10, *pairs_after(160, 170), 4))
+    replica.advance(first or 0.0)
+    assert replica._free == 1000 - 160 // BLOCK - 4  # one more block each for the rest
+    while (when := replica.next_s()) is not None:
+        replica.advance(when)
+    assert replica._free == 1000
+    assert not replica._prefixes
+
+
+def pairs_after(shared: int, context: int) -> tuple[float, int]:
+    rest = context - shared
+    one = rest * shared + rest * (rest + 1) / 2
+    return context * (context + 1) / 2 + 3 * one, 4 * context
+
+
+def test_an_abort_gives_whole_steps_and_frees_everything() -> None:
+    replica = Replica(COSTS, Bounds(8, 4096, 1000))
+    replica.add(0.0, [Arrival(1, 100, 500), Arrival(2, 100, 500)])
+    replica.advance(1.0)
+    now = 1.0
+    before = replica.progress(now)
+    assert before[1] == before[2] > 10
+    assert replica.abort(now, [1, 99]) == [(1, before[1])]
+    assert replica.sequences == 1
+    assert replica.abort(now, [2]) == [(2, before[2])]
+    assert (replica.sequences, replica._free, replica.next_s()) == (0, 1000, None)
+    assert replica.abort(now, [2]) == []
+
+
+@settings(max_examples=150, deadline=None)
+@given(workloads(), st.lists(st.tuples(st.floats(0.0, 3.0), st.integers(0, 24)), max_size=6))
+def test_aborts_lose_nothing_but_the_step_under_way(
+    drawn: tuple[Bounds, list[Moment]], aborts: list[tuple[float, int]]
+) -> None:
+    """Every sequence ends once or is aborted once, with at most its tokens; all memory comes back."""
+    bounds, arrivals = drawn
+    replica, left = Replica(COSTS, bounds), {}
+    moments = sorted(
+        [*((a[0], 0, a) for a in arrivals), *((t, 1, n) for t, n in aborts)], key=lambda m: m[:2]
+    )
+    lengths = {number: remaining for _, number, _, remaining in arrivals}
+    for when, kind, what in moments:
+        left.update({end.id: end.generated for end in replica.advance(when)})
+        if kind == 0:
+            _, number, context, remaining = what
+            replica.add(when, [Arrival(number, context, remaining, number % 3, context // 2)])
+        else:
+            for number, generated in replica.abort(when, [what]):
+                assert 0 <= generated < lengths[number]
+                assert number not in left
+                left[number] = generated
+    while (following := replica.next_s()) is not None:
+        for end in replica.advance(following):
+            assert end.generated == lengths[end.id]
+            left[end.id] = end.generated
+    assert set(left) == set(lengths)
+    assert replica._free == bounds.blocks
+    assert not replica._prefixes
