@@ -133,14 +133,14 @@ def predict(kernels: Kernels, rows: Table) -> Floats:
         return np.asarray(
             kernels.prefill_attention_s(
                 batch * length * (length + 1) / 2, batch * length, batch * length,
-                c["num_heads"], c["num_key_value_heads"], HEAD_DIM,  # type: ignore[arg-type]
+                c["num_heads"], c["num_key_value_heads"], HEAD_DIM,
             )
         )  # fmt: skip
     if rows.name == "decode_attention":
         return np.asarray(
             kernels.decode_attention_s(
-                c["batch_size"], c["batch_size"] * c["context"], c["num_heads"],  # type: ignore[arg-type]
-                c["num_key_value_heads"], HEAD_DIM,  # type: ignore[arg-type]
+                c["batch_size"], c["batch_size"] * c["context"], c["num_heads"],
+                c["num_key_value_heads"], HEAD_DIM,
             )
         )  # fmt: skip
     if rows.name == "experts":
@@ -154,7 +154,7 @@ def _experts(kernels: Kernels, c: Mapping[str, Floats]) -> Floats:
     per_device = c["num_tokens"] * c["topk"] / c["moe_ep_size"]  # token-expert pairs on a device
     distinct = np.minimum(here, np.maximum(1.0, per_device))
     width = c["inter_size"] / c["moe_tp_size"]
-    return np.asarray(kernels.experts_s(per_device, distinct, 1.0, c["hidden_size"], width))  # type: ignore[arg-type]
+    return np.asarray(kernels.experts_s(per_device, distinct, 1.0, c["hidden_size"], width))
 
 
 def mape(predicted: Floats, measured: Floats) -> float:

@@ -111,7 +111,8 @@ class Forward:
         if larger <= 0.0:
             return arch.full_layers * kernel.t0_s
         r = kernel.sharpness
-        return arch.full_layers * (kernel.t0_s + larger * (1.0 + (smaller / larger) ** r) ** (1.0 / r))
+        sharpened: float = (1.0 + (smaller / larger) ** r) ** (1.0 / r)
+        return arch.full_layers * (kernel.t0_s + larger * sharpened)
 
     def _decode_attention_s(self, sequences: Array, kv_tokens: Array) -> Any:
         heads, kv_heads = self.head_split
@@ -169,12 +170,14 @@ class StepTables:
     def __init__(self, forward: Forward, max_running: int, token_budget: int) -> None:
         self._forward = forward
         alpha, beta = forward.tables(max_running)
-        self.alpha, self.beta = alpha.tolist(), beta.tolist()
+        self.alpha: list[float] = alpha.tolist()
+        self.beta: list[float] = beta.tolist()
         tokens = np.arange(1, token_budget + max_running + 1, dtype=np.float64)
-        self._body = [0.0, *forward.body_s(tokens).tolist()]
+        self._body: list[float] = [0.0, *forward.body_s(tokens).tolist()]
         sampled = np.arange(0, 2 * max_running + 1, dtype=np.float64)
-        self._fixed = (forward.fixed_s(sampled)).tolist()
-        self._decode = (forward.decode_attention_alone_s(np.arange(1, max_running + 1.0))).tolist()
+        self._fixed: list[float] = forward.fixed_s(sampled).tolist()
+        each = np.arange(1, max_running + 1, dtype=np.float64)
+        self._decode: list[float] = forward.decode_attention_alone_s(each).tolist()
 
     def costs(self) -> Costs:
         return Costs(self.alpha.__getitem__, self.beta.__getitem__, self.mixed_s)

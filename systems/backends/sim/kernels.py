@@ -64,7 +64,7 @@ class DecodeAttention:
     memory: float  # em
     lone: float  # g: how much worse a few long contexts are read than many
 
-    def seconds(self, batch: Array, kv_tokens: Array, heads: int, kv_heads: int, head_dim: int,
+    def seconds(self, batch: Array, kv_tokens: Array, heads: Array, kv_heads: Array, head_dim: int,
                 hardware: Hardware) -> Any:  # fmt: skip
         """`kv_tokens` are the context tokens of all `batch` sequences."""
         moved = np.asarray(kv_tokens, dtype=np.float64) * 2 * kv_heads * head_dim * BYTES
@@ -74,7 +74,7 @@ class DecodeAttention:
             + moved / (hardware.memory_bytes_per_s * self.memory) * self.reading(batch, kv_heads)
         )
 
-    def reading(self, batch: Array, kv_heads: int) -> Any:
+    def reading(self, batch: Array, kv_heads: Array) -> Any:
         return 1.0 + self.lone / np.maximum(np.asarray(batch) * kv_heads, 1.0)
 
 
@@ -122,7 +122,7 @@ class Kernels:
         return self.gemm.seconds(2 * m * n * k, BYTES * (m * n + m * k + n * k), self.hardware)
 
     def prefill_attention_s(
-        self, pairs: Array, queries: Array, context: Array, heads: int, kv_heads: int, head_dim: int
+        self, pairs: Array, queries: Array, context: Array, heads: Array, kv_heads: Array, head_dim: int
     ) -> Any:
         """`queries` new tokens that attend to `pairs` (query, key) pairs, over `context` keys to be read."""
         flops = 4.0 * np.asarray(pairs, dtype=np.float64) * heads * head_dim
@@ -130,11 +130,11 @@ class Kernels:
         return self.prefill_attention.seconds(flops, moved, self.hardware)
 
     def decode_attention_s(
-        self, batch: Array, kv_tokens: Array, heads: int, kv_heads: int, head_dim: int
+        self, batch: Array, kv_tokens: Array, heads: Array, kv_heads: Array, head_dim: int
     ) -> Any:
         return self.decode_attention.seconds(batch, kv_tokens, heads, kv_heads, head_dim, self.hardware)
 
-    def experts_s(self, tokens: Array, distinct: Array, per_token: float, hidden: int, width: int) -> Any:
+    def experts_s(self, tokens: Array, distinct: Array, per_token: float, hidden: Array, width: Array) -> Any:
         """`tokens` tokens through `per_token` of the experts here each, `distinct` of which are hit."""
         tokens = np.asarray(tokens, dtype=np.float64)
         flops = 6.0 * tokens * per_token * hidden * width
