@@ -20,7 +20,6 @@ from workloads.groups import ModelGroup
 
 SHIPPED = Path(workloads.__file__).parent / "hops" / "calibration.toml"
 Seconds = Annotated[float, Field(ge=0)]
-NO_LIMIT = 1 << 40  # context tokens: a tiny model's cache grows as it has to
 
 
 class Table(BaseModel):
@@ -130,9 +129,7 @@ def _rounded(value: Any) -> Any:
 def _serving(fit: ServingFit, role: Role, group: ModelGroup) -> FittedServing:
     seconds = fit.model_dump(exclude={"held_out_error"})
     label = f"{group.name}'s {role} model on a CPU core"
-    return FittedServing(
-        label=label, max_running=group.live.max_running, kv_capacity_tokens=NO_LIMIT, **seconds
-    )
+    return FittedServing(label=label, max_running=group.live.max_running, **seconds)
 
 
 def load_calibration(path: Path | None) -> Calibration:

@@ -47,12 +47,13 @@ def floor_of(cost: ClusterDurations, spec: RunSpec) -> Floor:
     serving = {}
     for role in SERVING:
         one = cost.serving[role]
-        best = min(one.alpha_s(n) / n for n in range(1, one.max_running + 1))
+        batches = range(1, one.max_running + 1)
+        least_kv_s = min(map(one.kv_s, batches))
         serving[role] = ServingFloor(
-            token_device_s=one.devices * best,
-            kv_device_s=one.devices * one.beta_s,
-            token_s=one.alpha_s(1),
-            kv_s=one.beta_s,
+            token_device_s=one.devices * min(one.token_s(n) / n for n in batches),
+            kv_device_s=one.devices * least_kv_s,
+            token_s=min(map(one.token_s, batches)),
+            kv_s=least_kv_s,
         )
     gpus = spec.group.cluster.gpus
     return Floor(

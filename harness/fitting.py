@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from harness.errors import UsageError
-from systems.backends.sim.architecture import distinct_experts
+from systems.backends.sim.architecture import Architecture
+from systems.backends.sim.forward import Forward, Host
 from systems.backends.sim.hardware import MEASURED_ON, load_hardware
-from systems.backends.sim.kernels import AllReduce, DecodeAttention, Kernels, Roofline
+from systems.backends.sim.kernels import AllReduce, DecodeAttention, Experts, Kernels, Roofline
 
 FOLDS = 5
 HEAD_DIM = 128  # of all attention rows; the tables do not state it
@@ -117,9 +118,9 @@ def kernel_tables(data: Path) -> list[Table]:
 START: dict[str, Any] = {
     "gemm": Roofline(4e-6, 0.8, 0.85, 3.0),
     "prefill_attention": Roofline(1.2e-5, 0.75, 0.8, 1.0),
-    "decode_attention": DecodeAttention(1e-5, 1e-9, 0.9, 0.6),
-    "experts": Roofline(3e-5, 0.4, 0.9, 1.5),
-    "all_reduce": AllReduce(4e-6, 3e-7, 0.5, 0.7, 2e-6, 1e-5, 4e-6, 0.7),
+    "decode_attention": DecodeAttention(1e-5, 3e-10, 2e-8, 0.9, 0.6),
+    "experts": Experts(3e-5, 0.5, 0.9, 1.5, 3.0),
+    "all_reduce": AllReduce(4e-6, 3e-7, 0.5, 0.7, 2e-6, 1e-5, 4e-6, 0.7, 2e-5, 0.5),
 }
 
 
@@ -150,11 +151,13 @@ def predict(kernels: Kernels, rows: Table) -> Floats:
 
 def _experts(kernels: Kernels, c: Mapping[str, Floats]) -> Floats:
     """Balanced routing spreads tokens without collisions, so min(E, k*T) experts are hit."""
-    here = c["num_experts"] / c["moe_ep_size"]
-    per_device = c["num_tokens"] * c["topk"] / c["moe_ep_size"]  # token-expert pairs on a device
-    distinct = np.minimum(here, np.maximum(1.0, per_device))
+    devices = c["moe_ep_size"]
+    pairs = c["num_tokens"] * c["topk"] / devices  # of a device
+    distinct = np.minimum(c["num_experts"] / devices, np.maximum(1.0, pairs))
     width = c["inter_size"] / c["moe_tp_size"]
-    return np.asarray(kernels.experts_s(per_device, distinct, 1.0, c["hidden_size"], width))
+    return np.asarray(
+        kernels.experts_s(c["num_tokens"], distinct, c["topk"], c["hidden_size"], width, devices)
+    )
 
 
 def mape(predicted: Floats, measured: Floats) -> float:
@@ -196,4 +199,83 @@ def _fit(rows: Table) -> Any:
     return type(start)(**{name: float(v) for name, v in zip(names, np.exp(found.x), strict=True)})
 
 
-__all__ = ["Fit", "Table", "distinct_experts", "fit_kernel", "kernel_tables", "mape", "predict", "read_rows"]
+# ------------------------------------------------------------------------------- the host layer
+
+TPOT_FILE = "e2e_silicon_hopper.csv"
+TPOT_MODEL, TPOT_HARDWARE, TPOT_ENGINE = "Qwen/Qwen3-32B", "h100_sxm", "vllm"
+SERVER_BUDGET = 8192  # tokens a step: vLLM's default on these devices
+HOST_START = Host(1e-3, 1e-5, 5e-5, 1.0)
+
+
+@dataclass(frozen=True)
+class Served:
+    """One closed-loop measurement: `concurrency` requests at any time, the time of an output token."""
+
+    concurrency: int
+    prompt: int
+    output: int
+    tp: int
+    tpot_s: float
+
+
+def served_rows(data: Path, model: str, hardware: str, engine: str, precision: str = "") -> list[Served]:
+    """Rows of the end-to-end table. An empty precision is the model's default, bf16 (by inference)."""
+    needed = ("model_path", "system", "backend", "precision", "isl", "osl", "batch_size", "tp_size")
+    return [
+        Served(
+            int(float(row["batch_size"])), int(row["isl"]), int(row["osl"]), int(float(row["tp_size"])),
+            float(row["silicon_tpot_ms"]) * 1e-3,
+        )
+        for row in read_rows(data, TPOT_FILE, (*needed, "silicon_tpot_ms"))
+        if (row["model_path"], row["system"], row["backend"]) == (model, hardware, engine)
+        and row["precision"] == precision and float(row["pp_size"]) == 1
+    ]  # fmt: skip
+
+
+def tpot_s(forward: Forward, row: Served) -> float:
+    """Time of an output token in a closed loop.
+
+    While a request writes its tokens, each of the others ends once and is replaced; reading the replacement
+    in makes some steps mixed ones.
+    """
+    n, kv = row.concurrency, row.concurrency * (row.prompt + row.output / 2)
+    decode = float(forward.decode_s(n, kv))
+    longer, done = 0.0, 0
+    while done < row.prompt:
+        new = min(row.prompt - done, SERVER_BUDGET - n)
+        pairs = new * done + new * (new + 1) / 2
+        ends = int(done + new == row.prompt)
+        longer += forward.mixed_s(n, kv, new, pairs, done + new, ends) - decode
+        done += new
+    return decode + (n - 1) / row.output * longer
+
+
+def fit_host(kernels: Kernels, model: Architecture, rows: Sequence[Served]) -> Host:
+    names = [field.name for field in fields(Host)]
+    measured = np.array([row.tpot_s for row in rows])
+
+    def residuals(logs: Floats) -> Floats:
+        host = Host(**dict(zip(names, np.exp(logs).tolist(), strict=True)))
+        return np.asarray(np.log(tpots(kernels, model, host, rows) / measured))
+
+    first = np.log([getattr(HOST_START, name) for name in names])
+    found = least_squares(residuals, first, loss="soft_l1", f_scale=0.05)
+    return Host(**dict(zip(names, np.exp(found.x).tolist(), strict=True)))
+
+
+def tpots(kernels: Kernels, model: Architecture, host: Host, rows: Sequence[Served]) -> Floats:
+    forwards = {tp: Forward(model, kernels, host, tp) for tp in {row.tp for row in rows}}
+    return np.array([tpot_s(forwards[row.tp], row) for row in rows], dtype=np.float64)
+
+
+def held_out(
+    kernels: Kernels, model: Architecture, rows: Sequence[Served], by: Callable[[Served], int]
+) -> dict[int, Floats]:
+    """Signed relative errors of the rows with each value of `by`, fitted on all other values."""
+    errors = {}
+    for value in sorted({by(row) for row in rows}):
+        tested = [row for row in rows if by(row) == value]
+        host = fit_host(kernels, model, [row for row in rows if by(row) != value])
+        measured = np.array([row.tpot_s for row in tested])
+        errors[value] = tpots(kernels, model, host, tested) / measured - 1.0
+    return errors

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from harness.calibration import Calibration, load_calibration
 from harness.errors import UsageError, unknown
 from harness.layout import scaled_split
-from systems.backends.sim.cost import hardware_names
+from systems.backends.sim.hardware import hardware_names
 from systems.policies import ALIASES, SYSTEMS
 from systems.types import Kind
 from workloads.groups import ModelGroup, group_names, load_group, modelled

@@ -11,7 +11,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from systems.backends.sim.cost import Architecture, ClusterCost, cluster_cost, load_hardware
+from systems.backends.sim.architecture import Architecture
+from systems.backends.sim.cost import ClusterCost, cluster_cost
+from systems.backends.sim.hardware import load_hardware
 from systems.types import Publishing
 
 HERE = Path(__file__).parent
@@ -138,9 +140,7 @@ def load_group(name: str) -> ModelGroup:
 def architecture(name: str) -> Architecture:
     """A public model's architecture, from `architectures.toml`."""
     known: dict[str, dict[str, Any]] = tomllib.loads((HERE / "architectures.toml").read_text())
-    facts = dict(known[name])
-    facts.setdefault("kv_layers", facts["layers"])
-    return Architecture(name=name, **facts)
+    return Architecture(name=name, **known[name])
 
 
 def modelled(group: ModelGroup, real: bool) -> ClusterCost:

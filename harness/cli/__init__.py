@@ -16,11 +16,15 @@ VERBS = {
     "show": "Show the summary of a run.",
     "figures": "Draw figures from recorded runs.",
     "replay": "A recorded run again: its decisions, and its times in the simulator.",
-    "calibrate": "Measure what things cost here.",
+    "calibrate": "Measure what things cost here, or fit the simulator to public measurements.",
+    "validate": "The simulator against public measurements.",
 }
 
 
-ELSEWHERE = {"figures": "paper_figures.command"}  # verbs of other rooms; all others are in this package
+ELSEWHERE = {  # verbs of other rooms; all others are in this package
+    "figures": "paper_figures.command",
+    "validate": "paper_figures.validation",
+}
 
 
 class _Lazy(click.Group):

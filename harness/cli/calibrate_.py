@@ -1,7 +1,8 @@
-"""`bench calibrate`: measure what things cost."""
+"""`bench calibrate`: measure or fit what things cost."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -10,20 +11,41 @@ from harness.errors import UnfitError, UsageError, unknown
 
 
 @click.command("calibrate")
-@click.option("--live", is_flag=True, help="The tiny models on this machine's own workers.")
-@click.option("--model", "models", multiple=True, help="A group with real weights; repeatable. Default: all.")
-@click.option("--workers", type=int, help="Worker processes. Default: one a core, two at least.")
+@click.option("--live", is_flag=True, help="Measure the tiny models on this machine's own workers.")
 @click.option(
-    "--out", type=click.Path(path_type=Path), default=Path("results/calibration.toml"), show_default=True
+    "--data", type=click.Path(path_type=Path), help="Fit the simulator to the public measurements in DIR."
+)
+@click.option("--model", "models", multiple=True, help="Live: a group with real weights. Default: all.")
+@click.option("--workers", type=int, help="Live: worker processes. Default: one a core, two at least.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Live: a file (results/calibration.toml). Data: a folder (the simulator's own).",
 )
 @click.option("--quiet", is_flag=True, help="No progress.")
-def command(live: bool, models: tuple[str, ...], workers: int | None, out: Path, quiet: bool) -> None:
-    """Measure what things cost here, and fit the cost model's coefficients."""
+def command(
+    live: bool, data: Path | None, models: tuple[str, ...], workers: int | None, out: Path | None, quiet: bool
+) -> None:  # fmt: skip
+    """Measure what things cost here (--live), or fit the simulator's coefficients (--data DIR)."""
+    if live == (data is not None):
+        raise UsageError("calibrate what? give --live or --data DIR")
+    said = (lambda line: None) if quiet else (lambda line: click.echo(line, err=True))
+    if data is None:
+        _live(models, workers, out or Path("results/calibration.toml"), said)
+        return
+    if models or workers is not None:
+        raise UsageError("--model and --workers are for --live")
+    from harness.coefficients import fit_all, write
+    from systems.backends.sim import kernels
+
+    for path in write(fit_all(data, said), out or kernels.HERE):
+        click.echo(f"written          {path}")
+
+
+def _live(models: tuple[str, ...], workers: int | None, out: Path, said: Callable[[str], None]) -> None:
     from harness.spec import cores
     from workloads.groups import group_names, load_group
 
-    if not live:
-        raise UsageError("nothing to calibrate: give --live")
     real = [name for name in group_names() if load_group(name).real]
     for model in models:
         if model not in real:
@@ -36,7 +58,6 @@ def command(live: bool, models: tuple[str, ...], workers: int | None, out: Path,
     from harness.calibration import save_calibration
     from systems.backends.base import ClusterUnfit, WorkerLost
 
-    said = (lambda line: None) if quiet else (lambda line: click.echo(line, err=True))
     try:
         calibration = calibrate(models or real, workers, said)
     except (ClusterUnfit, WorkerLost) as error:

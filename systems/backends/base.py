@@ -46,6 +46,7 @@ class Work(NamedTuple):
     prompt: Prompt
     length: int
     tokens: tuple[int, ...] = ()
+    group: int = -1  # sequences of a group and role begin with the same prompt
 
     @property
     def context_tokens(self) -> int:
@@ -164,5 +165,5 @@ def work_of(sequence: Sequence, epoch: int) -> Work:
     """What a worker is told about a sequence."""
     return Work(
         sequence.id, epoch, sequence.role, sequence.sample.id, sequence.key, sequence.prompt,
-        sequence.length, tuple(sequence.tokens),
+        sequence.length, tuple(sequence.tokens), sequence.sample.group.id,
     )  # fmt: skip

@@ -44,7 +44,7 @@ def bench(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         ([*RUN, "--set", "cluster.train=64"], "the layout needs 72"),
         ([*RUN, "--backend", "cosim"], "no real weights"),
         ([*RUN, "--set", "learning.lr=1e-3"], "does not read learning.*"),
-        ([*RUN, "--set", "cluster.hardware=h200"], "did you mean 'h20'?"),
+        ([*RUN, "--set", "cluster.hardware=a1000"], "did you mean 'a100'?"),
         ([*RUN, "--wandb", "ofline"], "did you mean 'offline'?"),
         ([*RUN, "--calibration", "x.toml"], "only --backend live reads it"),
         ([*TINY, "--set", "live.max_running=3"], "--backend cosim does not read live.*"),

@@ -41,7 +41,7 @@ def compare(bounds: Bounds, arrivals: list[Moment]) -> tuple[Replica, Reference]
     assert replica.preemptions == len(oracle.preemptions)
     assert replica.sequences == 0
     assert replica._free == bounds.blocks
-    assert sum(replica._residues) == replica._kv == 0
+    assert sum(replica._residues) == replica._kv == replica.kv_tokens == 0
     return replica, oracle
 
 

@@ -1,126 +1,42 @@
 """How long things take on the simulated cluster: serving, training, moving parameters.
 
-First form: rooflines from an architecture and a hardware profile. Decoding one token for each of n
-sequences with KV context tokens in all costs `alpha(n) + beta * KV` seconds; everything else is FLOPs
-or bytes over a rate, plus a constant. All coefficients are TOML with their source.
+Serving is kernels and an engine's host layer (`forward.py`, fitted to public measurements). Training is FLOPs
+over an assumed share of the peak; shifts are seconds and bytes (`shift.toml`). These two are provisional.
 
-With `token_scale` s one token of a small real model stands for s tokens of the modelled pair: a step
-is then s decode steps, and lengths, prefill and training count s-fold.
+With `token_scale` s one token of a small real model stands for s tokens of the modelled pair.
 """
 
 from __future__ import annotations
 
-import math
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from systems.backends.sim.architecture import BYTES_PER_PARAMETER, Architecture
+from systems.backends.sim.forward import Forward, StepTables, engines
+from systems.backends.sim.hardware import Hardware
+from systems.backends.sim.kernels import kernels_of
+from systems.backends.sim.memory import OPTIMIZER_BYTES, kv_blocks, train_devices, weight_bytes
+from systems.backends.sim.replica import BLOCK, Bounds, Costs
 from systems.types import SERVING, Role, Shift, Speed, Step
 
 HERE = Path(__file__).parent
-BYTES_PER_PARAMETER = 2  # bf16 in serving
-TRAIN_STATE_BYTES = 16  # bf16 weights and gradients, fp32 master weights and two Adam moments
-OPTIMIZER_BYTES = 12  # of these, what must survive a shift: master weights and moments
-MEMORY_SHARE = 0.90  # of a device, for weights and KV cache
-OVERHEAD_BYTES = 4e9  # activations, graphs and the framework on a serving device
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """What of a model decides its cost. `kv_layers` hold a KV cache; others keep a constant state."""
-
-    name: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    kv_layers: int
-    vocab: int
-    params_total: float
-    params_active: float
-    experts: int = 0
-    experts_per_token: int = 0
-    expert_ffn: int = 0
-    state_bytes_per_sequence: float = 0.0
-
-    @property
-    def kv_bytes_per_token(self) -> float:
-        return 2.0 * self.kv_layers * self.kv_heads * self.head_dim * BYTES_PER_PARAMETER
-
-    @property
-    def weight_bytes(self) -> float:
-        return self.params_total * BYTES_PER_PARAMETER
-
-    def bytes_read(self, tokens: int) -> float:
-        """Weight bytes that a forward pass over `tokens` tokens reads.
-
-        Of E experts with k a token, E * (1 - (1 - k/E)^tokens) are expected to be hit.
-        """
-        if not self.experts:
-            return self.weight_bytes
-        expert_params = self.layers * 3.0 * self.hidden * self.expert_ffn
-        hit = self.experts * (1.0 - (1.0 - self.experts_per_token / self.experts) ** tokens)
-        return (self.params_total - (self.experts - hit) * expert_params) * BYTES_PER_PARAMETER
-
-
-@dataclass(frozen=True, slots=True)
-class Hardware:
-    """A device profile, from `hardware/*.toml`."""
-
-    name: str
-    provisional: bool
-    flops: float
-    memory_bandwidth: float
-    memory_bytes: float
-    host_bandwidth: float
-    weights_efficiency: float
-    compute_efficiency: float
-    attention_bandwidth: float
-    train_dense: float
-    train_moe: float
-    step_s: float
-    moe_layer_s: float
-    all_reduce_s: float
-
-
-def hardware_names() -> list[str]:
-    return sorted(path.stem for path in (HERE / "hardware").glob("*.toml"))
-
-
-def load_hardware(name: str) -> Hardware:
-    raw = tomllib.loads((HERE / "hardware" / f"{name}.toml").read_text())
-    peak, efficiency, overhead = raw["peak"], raw["efficiency"], raw["overhead"]
-    return Hardware(
-        name=raw["name"],
-        provisional=raw["provisional"],
-        flops=peak["bf16_flops"],
-        memory_bandwidth=peak["memory_bytes_per_s"],
-        memory_bytes=peak["memory_bytes"],
-        host_bandwidth=peak["host_bytes_per_s"],
-        weights_efficiency=efficiency["weights"],
-        compute_efficiency=efficiency["compute"],
-        attention_bandwidth=efficiency["attention_bytes_per_s"],
-        train_dense=efficiency["train_dense"],
-        train_moe=efficiency["train_moe"],
-        step_s=overhead["step_s"],
-        moe_layer_s=overhead["moe_layer_s"],
-        all_reduce_s=overhead["all_reduce_s"],
-    )
+ENGINE = "vllm"
+TOKEN_BUDGET = 8192  # tokens a step: vLLM's default on such devices
+PLANNER_BATCH = 8  # the small batch that the planner's straight line goes through
 
 
 @dataclass(frozen=True)
 class ServingCost:
-    """One replica of `tp` devices. Lengths are in the workload's own tokens (see `token_scale`)."""
+    """One replica of `tp` devices. Everything but `speed` and capacities is in the pair's own tokens."""
 
     architecture: Architecture
     hardware: Hardware
     tp: int
     max_running: int
     token_scale: int = 1
-    _alpha: dict[int, float] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def label(self) -> str:
@@ -130,69 +46,59 @@ class ServingCost:
     def devices(self) -> int:
         return self.tp
 
-    def alpha_s(self, running: int) -> float:
-        """Seconds of one decode step for `running` sequences, without reading the KV cache."""
-        known = self._alpha.get(running)
-        if known is None:
-            known = self._alpha[running] = self.token_scale * self._step_s(running)
-        return known
-
-    def _step_s(self, running: int) -> float:
-        arch = self.architecture
-        read = arch.bytes_read(running) * self._read_s
-        state = 2.0 * running * arch.state_bytes_per_sequence / self.hardware.memory_bandwidth
-        return (max(read, running * self._compute_s) + state) / self.tp + self._overhead_s
+    @cached_property
+    def forward(self) -> Forward:
+        return Forward(self.architecture, kernels_of(self.hardware), engines()[ENGINE], self.tp)
 
     @cached_property
-    def _read_s(self) -> float:
-        """Seconds a byte of weights, on one device."""
-        return 1.0 / (self.hardware.memory_bandwidth * self.hardware.weights_efficiency)
+    def tables(self) -> StepTables:
+        return StepTables(self.forward, self.max_running, TOKEN_BUDGET)
+
+    def costs(self) -> Costs:
+        return self.tables.costs()
+
+    def bounds(self) -> Bounds:
+        return Bounds(self.max_running, TOKEN_BUDGET, self._blocks)
 
     @cached_property
-    def _compute_s(self) -> float:
-        """Seconds of arithmetic a token, on one device."""
-        flops = self.hardware.flops * self.hardware.compute_efficiency
-        return 2.0 * self.architecture.params_active / flops
+    def _blocks(self) -> int:
+        return kv_blocks(self.architecture, self.hardware, self.tp, max_running=self.max_running)
 
-    @cached_property
-    def _overhead_s(self) -> float:
-        arch, hw = self.architecture, self.hardware
-        reduce = 2 * arch.layers * hw.all_reduce_s if self.tp > 1 else 0.0
-        return hw.step_s + reduce + (arch.layers * hw.moe_layer_s if arch.experts else 0.0)
+    @property
+    def kv_capacity_tokens(self) -> int:
+        """Context tokens that fit beside the weights, in the workload's tokens; negative if those do not."""
+        return self._blocks * BLOCK // self.token_scale
 
-    @cached_property
-    def beta_s(self) -> float:
-        """Seconds a decode step spends per context token that is in the replica."""
-        shards = min(self.tp, self.architecture.kv_heads)
-        per_token = self.architecture.kv_bytes_per_token / shards / self.hardware.attention_bandwidth
-        return per_token * self.token_scale**2
+    def token_s(self, running: int) -> float:
+        """A decode step of `running` sequences without their cache, in the workload's tokens."""
+        return self.token_scale * self.tables.alpha[running]
+
+    def kv_s(self, running: int) -> float:
+        """More for each context token, in the workload's tokens."""
+        return self.token_scale**2 * self.tables.beta[running]
 
     def prefill_s(self, context_tokens: int) -> float:
-        """Seconds to read `context_tokens` of new contexts into the cache."""
-        tokens = context_tokens * self.token_scale
-        read = self.architecture.bytes_read(tokens) * self._read_s
-        return max(tokens * self._compute_s, read) / self.tp + self._overhead_s
-
-    @cached_property
-    def kv_capacity_tokens(self) -> int:
-        """Context tokens that fit beside the weights; negative if the weights do not."""
-        arch, hw = self.architecture, self.hardware
-        per_device = hw.memory_bytes * MEMORY_SHARE - arch.weight_bytes / self.tp - OVERHEAD_BYTES
-        per_device -= self.max_running * arch.state_bytes_per_sequence / self.tp
-        per_token = arch.kv_bytes_per_token / min(self.tp, arch.kv_heads)
-        return math.floor(per_device / per_token / self.token_scale)
+        """Reading one context of so many of the workload's tokens in, alone."""
+        left, done, seconds = context_tokens * self.token_scale, 0, 0.0
+        while left > 0:
+            chunk = min(left, TOKEN_BUDGET)
+            pairs = chunk * done + chunk * (chunk + 1) / 2
+            seconds += self.tables.mixed_s(0, 0.0, chunk, pairs, done + chunk, int(chunk == left))
+            done, left = done + chunk, left - chunk
+        return seconds
 
     def speed(self) -> Speed:
-        """The planner's throughput model of this replica: a line through a small and a full batch."""
-        overhead = self.token_scale * self._overhead_s
+        """The planner's throughput model: a line through a small and a full batch, flat below the small."""
+        small, full = PLANNER_BATCH, self.max_running
+        slope = max(0.0, (self.token_s(full) - self.token_s(small)) / (full - small)) if full > small else 0.0
         return Speed(
-            a=self.beta_s,
-            b=self.alpha_s(8) - overhead,
-            c=(self.alpha_s(self.max_running) - overhead) / self.max_running,
-            d=overhead,
-            max_running=self.max_running,
+            a=self.kv_s(full),
+            b=slope * small,
+            c=slope,
+            d=self.token_s(small) - slope * small,
+            max_running=full,
             kv_capacity_tokens=self.kv_capacity_tokens,
-            ahead=self.max_running // 32,
+            ahead=full // 32,
         )
 
 
@@ -203,13 +109,13 @@ class TrainingCost:
     architecture: Architecture
     hardware: Hardware
     optimizer_s: float
+    utilisation: float
     token_scale: int = 1
 
     def device_s(self, tokens: int) -> float:
         """Device-seconds for `tokens`: 6 + 2 FLOPs a parameter and token, over the achieved rate."""
-        arch, hw = self.architecture, self.hardware
-        share = hw.train_moe if arch.experts else hw.train_dense
-        return 8.0 * arch.params_active * tokens * self.token_scale / (hw.flops * share)
+        flops = 8.0 * self.architecture.params_active * tokens * self.token_scale
+        return flops / (self.hardware.bf16_flops * self.utilisation)
 
     def micro_s(self, tokens: int, devices: int) -> float:
         """Seconds of a micro-batch that all devices share."""
@@ -220,17 +126,13 @@ class TrainingCost:
         return self.device_s(1)
 
     @property
-    def state_bytes(self) -> float:
-        return self.architecture.params_total * TRAIN_STATE_BYTES
-
-    @property
     def optimizer_bytes(self) -> float:
         return self.architecture.params_total * OPTIMIZER_BYTES
 
     @property
     def smallest_unit(self) -> int:
         """Devices that the training state needs at least."""
-        return math.ceil(self.state_bytes / (self.hardware.memory_bytes * MEMORY_SHARE))
+        return train_devices(self.architecture, self.hardware)
 
 
 @dataclass(frozen=True)
@@ -241,14 +143,12 @@ class ClusterCost:
     training: TrainingCost
     phase_s: dict[str, float]
     control_s: dict[str, float]
+    path: dict[str, float]
+    provisional: bool = True  # training and shifts are not calibrated
 
     @property
     def token_scale(self) -> int:
         return self.training.token_scale
-
-    @property
-    def provisional(self) -> bool:
-        return self.training.hardware.provisional
 
     @property
     def restart_s(self) -> float:
@@ -256,7 +156,7 @@ class ClusterCost:
 
     @property
     def _host_bandwidth(self) -> float:
-        return self.training.hardware.host_bandwidth
+        return self.training.hardware.pcie_bytes_per_s * self.path["host_share"]
 
     def phase(self, step: Step, shift: Shift) -> tuple[float, int]:
         """Seconds plus bytes over the host path; 0 s where the phase does not apply.
@@ -277,11 +177,11 @@ class ClusterCost:
         """What each device of a placement reads: a replica's parameters, or its part of the optimizer."""
         if role in SERVING:
             cost = self.serving[role]
-            return cost.architecture.weight_bytes / cost.tp
+            return weight_bytes(cost.architecture, cost.tp)
         return self.training.optimizer_bytes / devices
 
     def publish_s(self, devices: int) -> float:
-        weights = self.training.architecture.weight_bytes / devices
+        weights = self.training.architecture.params_total * BYTES_PER_PARAMETER / devices
         return self.control_s["publish"] + weights / self._host_bandwidth
 
     def update_s(self) -> float:
@@ -298,13 +198,16 @@ def cluster_cost(
     max_running: int, token_scale: int = 1,
 ) -> ClusterCost:  # fmt: skip
     """The cost model of a model group."""
-    raw: dict[str, Any] = tomllib.loads((HERE / "shift.toml").read_text())
+    shift: dict[str, Any] = tomllib.loads((HERE / "shift.toml").read_text())
+    utilisation: dict[str, float] = tomllib.loads((HERE / "training.toml").read_text())
+    share = utilisation["moe" if policy.experts else "dense"]
     return ClusterCost(
         serving={
             Role.ROLLOUT: ServingCost(policy, hardware, policy_tp, max_running, token_scale),
             Role.REWARD: ServingCost(judge, hardware, judge_tp, max_running, token_scale),
         },
-        training=TrainingCost(policy, hardware, raw["control_s"]["optimizer"], token_scale),
-        phase_s=raw["phase_s"],
-        control_s=raw["control_s"],
+        training=TrainingCost(policy, hardware, shift["control_s"]["optimizer"], share, token_scale),
+        phase_s=shift["phase_s"],
+        control_s=shift["control_s"],
+        path=shift["path"],
     )

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from systems.backends.sim.replica import Bounds, Costs
 from systems.types import Role, Shift, Speed, Step
 
 
 class ServingDurations(Protocol):
-    """One replica. A decode step of n sequences with KV context tokens in all takes
-    `alpha_s(n) + beta_s * KV`."""
+    """One replica."""
 
     @property
     def label(self) -> str:
@@ -24,15 +24,31 @@ class ServingDurations(Protocol):
     def max_running(self) -> int: ...
 
     @property
-    def kv_capacity_tokens(self) -> int: ...
+    def token_scale(self) -> int:
+        """Tokens of the modelled pair that one of the workload's stands for."""
+        ...
 
     @property
-    def beta_s(self) -> float: ...
+    def kv_capacity_tokens(self) -> int:
+        """In the workload's tokens."""
+        ...
 
-    def alpha_s(self, running: int) -> float: ...
+    def costs(self) -> Costs:
+        """Durations of steps, in the modelled pair's tokens."""
+        ...
+
+    def bounds(self) -> Bounds: ...
+
+    def token_s(self, running: int) -> float:
+        """A decode step of `running` sequences without reading their cache; one of the workload's tokens."""
+        ...
+
+    def kv_s(self, running: int) -> float:
+        """More for each context token, in the workload's tokens."""
+        ...
 
     def prefill_s(self, context_tokens: int) -> float:
-        """Reading so many tokens of new contexts."""
+        """Reading one context in, alone."""
         ...
 
     def speed(self) -> Speed:

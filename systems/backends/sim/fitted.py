@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from systems.backends.sim.replica import BLOCK, Bounds, Costs
 from systems.types import SERVING, Role, Shift, Speed, Step
 
+UNBOUNDED = 1 << 40  # tokens: a small engine's cache grows as it has to
 AHEAD = 16  # the small engine reads in eight together, and eight more may be on their way to it
 
 
@@ -24,15 +26,28 @@ class FittedServing:
     read_s: float  # reading newcomers in, whatever they are
     read_token_s: float  # more for each of their context tokens
     max_running: int
-    kv_capacity_tokens: int
     devices: int = 1
+    token_scale: int = 1
+    kv_capacity_tokens: int = UNBOUNDED
 
-    def alpha_s(self, running: int) -> float:
+    def costs(self) -> Costs:
+        return Costs(self.token_s, self.kv_s, self._mixed_s)
+
+    def bounds(self) -> Bounds:
+        return Bounds(self.max_running, UNBOUNDED, UNBOUNDED // BLOCK)
+
+    def token_s(self, running: int) -> float:
         return self.step_s + self.row_s * running
 
-    @property
-    def beta_s(self) -> float:
+    def kv_s(self, running: int) -> float:
         return self.kv_token_s
+
+    def _mixed_s(
+        self, sequences: int, kv_tokens: float, queries: int, pairs: float, context: float, starting: int
+    ) -> float:
+        """The small engine decodes, and then reads newcomers in."""
+        decode = self.token_s(sequences) + self.kv_token_s * kv_tokens if sequences else 0.0
+        return decode + self.prefill_s(queries)
 
     def prefill_s(self, context_tokens: int) -> float:
         return self.read_s + self.read_token_s * context_tokens

@@ -44,12 +44,17 @@ def engines() -> dict[str, Host]:
 
 @dataclass(frozen=True)
 class Forward:
-    """`architecture` sharded over `tp` devices."""
+    """`architecture` sharded over `tp` devices.
+
+    With `expert_ranks` > 1 so many replicas work in step and share their experts out (data parallel
+    attention, expert parallel feed-forward): each routes the tokens of all and holds a part of the experts.
+    """
 
     architecture: Architecture
     kernels: Kernels
     host: Host
     tp: int
+    expert_ranks: int = 1
 
     def decode_s(self, sequences: Array, kv_tokens: Array) -> Any:
         """One token for each of `sequences`."""
@@ -157,11 +162,14 @@ class Forward:
 
     def _experts_s(self, tokens: Array) -> Any:
         """Experts are cut like any matrix (tensor parallel); real routing hits fewer than it could."""
-        arch, k = self.architecture, self.kernels
-        hit = distinct_experts(arch.experts, arch.experts_per_token, tokens)
-        routed = k.experts_s(tokens, hit, arch.experts_per_token, arch.hidden, arch.expert_ffn / self.tp)
+        arch, k, ranks = self.architecture, self.kernels, self.expert_ranks
+        routed_tokens = np.asarray(tokens) * ranks
+        hit = distinct_experts(arch.experts, arch.experts_per_token, routed_tokens) / ranks
+        width = arch.expert_ffn / self.tp
+        routed = k.experts_s(routed_tokens, hit, arch.experts_per_token, arch.hidden, width, ranks)
+        exchanged = k.all_reduce_s(routed_tokens * arch.hidden * BYTES, ranks)
         shared = self._dense_s(tokens, arch.shared_ffn) if arch.shared_ffn else 0.0
-        return routed + shared + k.gemm_s(tokens, arch.experts, arch.hidden)
+        return routed + exchanged + shared + k.gemm_s(tokens, arch.experts, arch.hidden)
 
 
 class StepTables:

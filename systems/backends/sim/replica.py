@@ -111,6 +111,7 @@ class Replica:
         self._ends: list[tuple[int, int]] = []  # heap of (step, id); entries of those that left are stale
         self._steps = 0
         self._kv = 0  # context tokens of generating sequences
+        self._pending = 0  # of those that wait or are read in
         self._free = bounds.blocks
         self._residues = [0] * BLOCK  # generating sequences by (own length - steps) modulo the block
         self._prefixes: dict[int, _Prefix] = {}
@@ -128,12 +129,13 @@ class Replica:
     @property
     def kv_tokens(self) -> int:
         """Context tokens of everything here, as of the last change."""
-        reading = sum(run.context for run in self._reading.values())
-        return self._kv + reading + sum(run.context for run in self._waiting)
+        return self._kv + self._pending
 
     def add(self, now_s: float, arrivals: Iterable[Arrival]) -> None:
         """All that arrives at this moment; they join at the next step boundary."""
-        self._waiting.extend(_Run(*arrival) for arrival in arrivals)
+        runs = [_Run(*arrival) for arrival in arrivals]
+        self._waiting.extend(runs)
+        self._pending += sum(run.context for run in runs)
         if self._mixed is None and self._admissible():
             self._interrupt(now_s)
 
@@ -144,8 +146,10 @@ class Replica:
             return []
         self._catch_up(now_s)
         self._undo_mixed()
-        found = [(run.id, run.generated) for run in self._waiting if run.id in wanted]
+        gone = [run for run in self._waiting if run.id in wanted]
+        found = [(run.id, run.generated) for run in gone]
         self._waiting = deque(run for run in self._waiting if run.id not in wanted)
+        self._pending -= sum(run.context for run in gone)
         for runs in (self._reading, self._generating):
             for run in [run for run in runs.values() if run.id in wanted]:
                 found.append((run.id, self._generated(run)))
@@ -300,6 +304,7 @@ class Replica:
         again.remaining -= generated - newest.generated
         again.generated = generated
         self._waiting.appendleft(again)
+        self._pending += again.context
         self.preemptions += 1
 
     def _admissible(self) -> bool:
@@ -378,6 +383,7 @@ class Replica:
         run.joined = self._steps - 1
         run.read -= 1  # so that its length is that of its context now, and grows from the next step on
         self._generating[run.id] = run
+        self._pending -= run.context
         self._kv += run.length(self._steps)
         self._residues[(run.length(self._steps) - run.shared - self._steps) % BLOCK] += 1
         heapq.heappush(self._ends, (run.joined + run.remaining, run.id))
@@ -394,6 +400,7 @@ class Replica:
             self._residues[(length - run.shared - self._steps) % BLOCK] -= 1
         else:
             del self._reading[run.id]
+            self._pending -= run.context
         self._free += run.own_blocks(self._steps)
         self._drop_prefix(run)
 

@@ -1,0 +1,85 @@
+"""The simulator's coefficient files: fitted to public measurements, written with their errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from harness.fitting import (
+    TPOT_ENGINE,
+    TPOT_HARDWARE,
+    TPOT_MODEL,
+    Fit,
+    fit_host,
+    fit_kernel,
+    kernel_tables,
+    served_rows,
+)
+from harness.replays import fit_link
+from systems.backends.sim.forward import Host
+from systems.backends.sim.hardware import MEASURED_ON, load_hardware
+from systems.backends.sim.kernels import Kernels
+from workloads.groups import architecture
+
+OPERATORS = "ops_h100_sxm_vllm0.19.0_*.csv: ai-dynamo/aiconfigurator systems data, Apache-2.0"
+END_TO_END = "e2e_silicon_hopper.csv: ai-dynamo/aiconfigurator silicon_sample.csv, Apache-2.0"
+LINK = "first 100 requests of run_rtxpro6000_vllm019_Qwen3-32B.csv: casys-kaist/LLMServingSim, MIT"
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Everything that `bench calibrate --data` finds."""
+
+    fits: dict[str, Fit]
+    kernels: Kernels
+    host: Host
+
+
+def fit_all(data: Path, said: Callable[[str], None]) -> Fitted:
+    """Kernels, then the host layer on top of them, then the link of devices without NVLink."""
+    fits = {}
+    for rows in kernel_tables(data):
+        fits[rows.name] = fit_kernel(rows)
+        said(f"{rows.name}: {len(rows.seconds)} rows, held-out error {fits[rows.name].error:.1%}")
+    kernels = Kernels(load_hardware(MEASURED_ON), **{name: fit.value for name, fit in fits.items()})
+    model = architecture("Qwen3-32B")
+    host = fit_host(kernels, model, served_rows(data, TPOT_MODEL, TPOT_HARDWARE, TPOT_ENGINE))
+    said(f"host layer of vLLM: {host.step_s * 1e3:.2f} ms a step, {host.layer_s * 1e6:.1f} us a layer")
+    link = fit_link(data, model, load_hardware("rtxpro6000"), kernels, host)
+    said(f"all-reduce over PCIe: {link.pcie:.2f} of the link")
+    return Fitted(fits, Kernels(kernels.hardware, **{**_by_name(kernels), "all_reduce": link}), host)
+
+
+def _by_name(kernels: Kernels) -> dict[str, Any]:
+    return {name: getattr(kernels, name) for name in Kernels.__dataclass_fields__ if name != "hardware"}
+
+
+def write(fitted: Fitted, out: Path) -> list[Path]:
+    """`kernels.toml` and `engines.toml` in `out`."""
+    out.mkdir(parents=True, exist_ok=True)
+    kernels = {
+        name: {
+            **_rounded(asdict(value)),
+            "held_out_error": round(fitted.fits[name].error, 4),
+            "rows": fitted.fits[name].rows,
+            "shape_groups": fitted.fits[name].groups,
+        }
+        for name, value in _by_name(fitted.kernels).items()
+    }
+    engines = {"vllm": _rounded(asdict(fitted.host))}
+    head = "# Fitted by 'bench calibrate --data DIR'; do not edit. Source: "
+    files = {
+        "kernels.toml": f"{head}{OPERATORS}.\n# pcie of all_reduce: {LINK}.\n" + tomli_w.dumps(kernels),
+        "engines.toml": f"{head}{END_TO_END}.\n" + tomli_w.dumps(engines),
+    }
+    for name, text in files.items():
+        (out / name).write_text(text)
+    return [out / name for name in files]
+
+
+def _rounded(values: dict[str, float]) -> dict[str, float]:
+    return {key: float(f"{value:.6g}") for key, value in values.items()}

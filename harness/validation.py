@@ -1,0 +1,177 @@
+"""The simulator against measurements that nobody here made: one row a check, with its target.
+
+Nothing is tuned on rows that test it: kernels and the host layer are fitted anew without the rows that are
+predicted, and the one fitted link is tested on requests that it was not fitted on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from harness.coefficients import Fitted, fit_all
+from harness.fitting import (
+    TPOT_ENGINE,
+    TPOT_HARDWARE,
+    TPOT_MODEL,
+    Served,
+    held_out,
+    read_rows,
+    served_rows,
+    tpots,
+)
+from harness.replays import (
+    FITTED_REQUESTS,
+    LINK_RUN,
+    RUNS,
+    latency_errors,
+    makespan_error,
+    read_run,
+    simulate,
+)
+from systems.backends.sim.forward import Forward
+from systems.backends.sim.hardware import load_hardware
+from workloads.groups import architecture
+
+KERNEL_TARGET, EXPERTS_TARGET, TPOT_TARGET = 0.10, 0.15, 0.10
+MAKESPAN_TARGET, LATENCY_TARGET = 0.10, 0.15
+REPLAYED_ON = "rtxpro6000"
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Check:
+    """`value` is an error; `met` is None where it is reported and not gated."""
+
+    name: str
+    value: float
+    target: float | None
+    met: bool | None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """All checks, and every predicted beside its measured value: check, measured_s, predicted_s."""
+
+    checks: tuple[Check, ...]
+    points: pd.DataFrame
+
+    def to_json(self) -> list[dict[str, Any]]:
+        return [asdict(check) for check in self.checks]
+
+
+def validate(data: Path) -> Report:
+    """Raises `UsageError` for a folder without the data."""
+    fitted = fit_all(data, lambda line: None)
+    checks: list[Check] = []
+    points: list[pd.DataFrame] = []
+    for part in (_kernels(fitted), _tpot(data, fitted), _runs(data, fitted), _h20(data, fitted)):
+        for check, measured, predicted in part:
+            checks.append(check)
+            points.append(
+                pd.DataFrame({"check": check.name, "measured_s": measured, "predicted_s": predicted})
+            )
+    return Report(tuple(checks), pd.concat(points, ignore_index=True))
+
+
+Part = Iterator[tuple[Check, Floats, Floats]]
+
+
+def _gated(name: str, value: float, target: float, note: str) -> Check:
+    return Check(name, value, target, abs(value) <= target, note)
+
+
+def _kernels(fitted: Fitted) -> Part:
+    nothing = np.zeros(0)
+    for name, fit in fitted.fits.items():
+        target = EXPERTS_TARGET if name == "experts" else KERNEL_TARGET
+        note = f"MAPE of {fit.rows} H100 rows, held out by shape ({fit.groups} groups)"
+        yield _gated(f"kernel {name}", fit.error, target, note), nothing, nothing
+
+
+def _tpot(data: Path, fitted: Fitted) -> Part:
+    model, kernels = architecture("Qwen3-32B"), fitted.kernels
+    rows = served_rows(data, TPOT_MODEL, TPOT_HARDWARE, TPOT_ENGINE)
+    ways: dict[str, Callable[[Served], int]] = {
+        "TP": lambda row: row.tp,
+        "concurrency": lambda row: row.concurrency,
+    }
+    for label, by in ways.items():
+        errors = held_out(kernels, model, rows, by)
+        flat = np.concatenate(list(errors.values()))
+        worst = max(errors, key=lambda value: float(np.mean(np.abs(errors[value]))))
+        note = f"MAPE of {len(rows)} rows, vLLM 0.12 on H100; worst {label} {worst}"
+        measured = np.array([row.tpot_s for value in errors for row in rows if by(row) == value])
+        name = f"TPOT Qwen3-32B, held out by {label}"
+        yield _gated(name, float(np.mean(np.abs(flat))), TPOT_TARGET, note), measured, measured * (1 + flat)
+    for label, found in _other_engines(data).items():
+        if found:
+            measured = np.array([row.tpot_s for row in found])
+            predicted = tpots(kernels, model, fitted.host, found)
+            error = float(np.mean(np.abs(predicted / measured - 1)))
+            note = f"MAPE of {len(found)} rows with vLLM's bf16 coefficients; reported, not gated"
+            yield Check(f"TPOT Qwen3-32B, {label}", error, None, None, note), measured, predicted
+
+
+def _other_engines(data: Path) -> Mapping[str, list[Served]]:
+    return {
+        "sglang": served_rows(data, TPOT_MODEL, TPOT_HARDWARE, "sglang"),
+        "trtllm": served_rows(data, TPOT_MODEL, TPOT_HARDWARE, "trtllm"),
+        "vLLM FP8": served_rows(data, TPOT_MODEL, TPOT_HARDWARE, "vllm", "fp8"),
+    }
+
+
+def _runs(data: Path, fitted: Fitted) -> Part:
+    kernels = replace(fitted.kernels, hardware=load_hardware(REPLAYED_ON))
+    for run in RUNS:
+        requests = read_run(data, run.file)
+        ends = simulate(requests, run, architecture(run.model), kernels, fitted.host)
+        tested = slice(FITTED_REQUESTS if run is LINK_RUN else 0, None)
+        errors = latency_errors(requests, ends)[tested]
+        arrival = np.array([request.arrival_s for request in requests])[tested]
+        measured = np.array([request.last_token_s for request in requests])[tested] - arrival
+        fitted_on = f"; link fitted on the first {FITTED_REQUESTS}" if run is LINK_RUN else ""
+        note = f"{len(errors)} requests, vLLM 0.19 on RTX PRO 6000 (coefficients of the H100){fitted_on}"
+        makespan = makespan_error(requests, ends)
+        last = np.array([max(request.last_token_s for request in requests)])
+        yield (
+            _gated(f"replay {run.model}, makespan", makespan, MAKESPAN_TARGET, note),
+            last,
+            last * (1 + makespan),
+        )
+        latency = float(np.mean(np.abs(errors)))
+        name = f"replay {run.model}, latency"
+        yield _gated(name, latency, LATENCY_TARGET, f"MAPE of {note}"), measured, measured * (1 + errors)
+
+
+H20_MODELS = {"Qwen2.5-7B": "Qwen2.5-7B", "DeepSeek-R1-Distill-Qwen-32B": "Qwen2.5-32B"}
+
+
+def _h20(data: Path, fitted: Fitted) -> Part:
+    """Quoted decode steps that are, by inference, of an H20."""
+    columns = ("model", "tp", "batch", "non_attention_step_ms", "attention_us_per_kv_token")
+    rows = read_rows(data, "h20_decode_quoted.csv", (*columns, "attention_offset_ms"))
+    kernels = replace(fitted.kernels, hardware=load_hardware("h20"))
+    for quoted, name in H20_MODELS.items():
+        chosen = [row for row in rows if row["model"] == quoted]
+        forward = Forward(architecture(name), kernels, fitted.host, int(chosen[0]["tp"]))
+        batch = np.array([float(row["batch"]) for row in chosen])
+        fixed = [float(row["non_attention_step_ms"]) + float(row["attention_offset_ms"]) for row in chosen]
+        measured = np.array(fixed) * 1e-3
+        predicted = np.asarray(forward.decode_s(batch, 0.0))
+        error = float(np.mean(np.abs(predicted / measured - 1)))
+        note = f"MAPE of {len(chosen)} quoted batch sizes; extrapolated device, reported, not gated"
+        yield Check(f"H20 decode step without KV, {name}", error, None, None, note), measured, predicted
+        slope = np.array([float(chosen[-1]["attention_us_per_kv_token"]) * 1e-6])
+        most = float(batch[-1])
+        ours = np.array([(float(forward.decode_s(most, 1e6)) - float(forward.decode_s(most, 0.0))) / 1e6])
+        note = "signed error of the quoted slope; extrapolated device, reported, not gated"
+        signed = float(ours[0] / slope[0] - 1)
+        yield Check(f"H20 decode time a KV token, {name}", signed, None, None, note), slope, ours

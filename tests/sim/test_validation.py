@@ -1,0 +1,95 @@
+"""The simulator against the public measurements; skipped where the folder is not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from harness.coefficients import fit_all, write
+from harness.errors import UsageError
+from harness.fitting import fit_kernel, kernel_tables, read_rows
+from harness.replays import RUNS, latency_errors, makespan_error, read_run, simulate
+from paper_figures.validation import command
+from systems.backends.sim import kernels as shipped
+from systems.backends.sim.forward import engines
+from systems.backends.sim.hardware import load_hardware
+from workloads.groups import architecture
+
+DATA = Path(os.environ.get("PIVOT_BENCH_DATA", Path(__file__).parents[3] / "shared" / "data"))
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="needs the public measurements (PIVOT_BENCH_DATA)")
+
+
+@needs_data
+@pytest.mark.parametrize("name", ["gemm", "prefill_attention", "decode_attention", "experts", "all_reduce"])
+def test_committed_kernels_are_what_the_data_gives(name: str) -> None:
+    """Nobody has edited the file, and the held-out errors in it are true."""
+    rows = next(table for table in kernel_tables(DATA) if table.name == name)
+    committed = tomllib.loads((shipped.HERE / "kernels.toml").read_text())[name]
+    fit = fit_kernel(rows)
+    assert committed["held_out_error"] == pytest.approx(fit.error, abs=5e-4)
+    assert committed["rows"] == fit.rows
+    for key in ("compute", "memory", "t0_s"):
+        if key in committed:
+            assert committed[key] == pytest.approx(getattr(fit.value, key), rel=1e-2)
+
+
+@needs_data
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.model)
+def test_replays_of_public_runs(run: object) -> None:
+    kernels = shipped.kernels_of(load_hardware("rtxpro6000"))
+    requests = read_run(DATA, run.file)  # type: ignore[attr-defined]
+    ends = simulate(requests, run, architecture(run.model), kernels, engines()["vllm"])  # type: ignore[arg-type, attr-defined]
+    assert abs(makespan_error(requests, ends)) <= 0.10
+    assert abs(latency_errors(requests, ends)).mean() <= 0.15
+
+
+@needs_data
+@pytest.mark.slow
+def test_the_whole_table_meets_its_targets(tmp_path: Path) -> None:
+    result = CliRunner().invoke(
+        command, ["--data", str(DATA), "--out", str(tmp_path), "--json"], catch_exceptions=False
+    )
+    rows = json.loads(result.stdout)
+    assert result.exit_code == 0, [row for row in rows if row["met"] is False]
+    assert {"name", "value", "target", "met"} <= set(rows[0])
+    assert sum(row["met"] is True for row in rows) >= 13
+    assert json.loads((tmp_path / "validation.json").read_text()) == rows
+    for ending in ("pdf", "png", "csv"):
+        assert (tmp_path / f"predicted-against-measured.{ending}").stat().st_size > 1000
+
+
+@needs_data
+@pytest.mark.slow
+def test_calibrate_writes_what_is_committed(tmp_path: Path) -> None:
+    said: list[str] = []
+    for path in write(fit_all(DATA, said.append), tmp_path):
+        new, old = (tomllib.loads(p.read_text()) for p in (path, shipped.HERE / path.name))
+        assert new.keys() == old.keys()
+        for name, table in new.items():
+            assert table == pytest.approx(old[name], rel=2e-2), (path.name, name)
+    assert any("held-out error" in line for line in said)
+
+
+def test_missing_data_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--data .*: x\.csv: No such file"):
+        read_rows(tmp_path, "x.csv", ("a",))
+    (tmp_path / "x.csv").write_text("b,c\n1,2\n")
+    with pytest.raises(UsageError, match=r"x\.csv: no column a"):
+        read_rows(tmp_path, "x.csv", ("a",))
+    (tmp_path / "x.csv").write_text("a\n")
+    with pytest.raises(UsageError, match=r"x\.csv: is empty"):
+        read_rows(tmp_path, "x.csv", ("a",))
+
+
+@needs_data
+def test_a_folder_without_one_file_is_refused(tmp_path: Path) -> None:
+    shutil.copytree(DATA, tmp_path / "data", copy_function=os.symlink)
+    (tmp_path / "data" / "ops_h100_sxm_vllm0.19.0_moe_bf16.csv").unlink()
+    with pytest.raises(UsageError, match="moe_bf16"):
+        kernel_tables(tmp_path / "data")
