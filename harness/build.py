@@ -22,7 +22,7 @@ from systems.bounds import Floor
 from systems.pipeline import Workload
 from systems.policies import SYSTEMS
 from systems.types import SERVING, Estimates, Layout, Publishing, Recipe, Role
-from workloads.groups import ModelGroup
+from workloads.groups import ModelGroup, architecture_of
 from workloads.synthetic import SyntheticWorkload
 
 
@@ -53,6 +53,8 @@ def build(spec: RunSpec) -> Parts:
     cost = cost_of(spec)
     layout = layout_of(spec.group, cost.training.smallest_unit, SYSTEMS[spec.system].time_shares)
     recipe = recipe_of(spec.group, spec.steps, spec.staleness)
+    if spec.calibration is None:
+        check_divides(spec.group)
     check_fits(spec, cost)
     backend, workload, learned = BUILDERS[spec.backend](spec, cost, recipe)
     if spec.group.faults.losses:
@@ -65,7 +67,9 @@ Built = tuple[Backend, Workload, Learned | None]
 
 
 def _simulated(spec: RunSpec, cost: ClusterDurations, recipe: Recipe) -> Built:
-    workload = SyntheticWorkload(spec.group.lengths, spec.seed, recipe.samples, recipe.judge_calls)
+    workload = SyntheticWorkload(
+        spec.group.lengths, spec.seed, recipe.samples, recipe.judge_calls, recipe.prompts, spec.trace
+    )
     return SimBackend(spec.kind, cost, DrawnLengths(workload), CountingLearner()), workload, None
 
 
@@ -115,7 +119,23 @@ def longest_context(spec: RunSpec) -> dict[Role, int]:
         judged = group.learning.judge_max_new_tokens
     else:
         prompt, response, judged = 1024, group.lengths.response_cap, group.lengths.judge_cap
+        if spec.trace is not None:
+            prompt, response = max(spec.trace.inputs), max(spec.trace.outputs)
     return {Role.ROLLOUT: prompt + response, Role.REWARD: prompt + response + judged}
+
+
+def check_divides(group: ModelGroup) -> None:
+    """Tensor parallelism cuts whole heads and whole columns."""
+    pair = group.pair
+    for which, name, tp in (("policy", pair.policy, pair.policy_tp), ("judge", pair.judge, pair.judge_tp)):
+        model = architecture_of(group, name)
+        widths = {"attention heads": model.heads, "vocabulary": model.vocab, "feed-forward": model.ffn}
+        widths["expert width"] = model.expert_ffn
+        for what, width in widths.items():
+            if width % tp:
+                raise UsageError(f"pair.{which}_tp={tp} does not divide the {width} {what} of {name}")
+        if model.kv_heads % tp and tp % model.kv_heads:
+            raise UsageError(f"pair.{which}_tp={tp} does not divide the {model.kv_heads} KV heads of {name}")
 
 
 def check_fits(spec: RunSpec, cost: ClusterDurations) -> None:

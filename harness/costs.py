@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import fmean
+
 from harness.spec import RunSpec
 from systems.backends.sim.durations import ClusterDurations
 from systems.bounds import Floor, ServingFloor
@@ -25,8 +27,8 @@ def prior_of(spec: RunSpec, cost: ClusterDurations, recipe: Recipe) -> Estimates
         priors = {Role.ROLLOUT: LengthPrior(15.0, 1.5), Role.REWARD: LengthPrior(35.0, 0.9)}
         prompt = 25.0
     else:
-        priors = length_priors(group.lengths)
-        prompt = group.lengths.prompt_mean
+        priors = length_priors(group.lengths, spec.trace)
+        prompt = fmean(spec.trace.inputs) if spec.trace else group.lengths.prompt_mean
     means = {role: priors[role].mean for role in SERVING}
     prompts = {Role.ROLLOUT: prompt, Role.REWARD: prompt + means[Role.ROLLOUT]}
     batch = recipe.prompts * recipe.samples

@@ -156,7 +156,7 @@ def view_of(raw: dict[str, Any], layout: Layout, recipe: Recipe) -> View:
 # ------------------------------------------------------------------------------- times
 
 
-def simulate_again(spec: RunSpec, events: Iterable[Event]) -> list[Event]:
+def simulate_again(spec: RunSpec, events: list[Event]) -> list[Event]:
     """The events of the same run on the simulated cluster, with the recorded lengths."""
     parts = _parts(spec, events)
     log = _Memory()
@@ -166,7 +166,7 @@ def simulate_again(spec: RunSpec, events: Iterable[Event]) -> list[Event]:
     return log.events
 
 
-def _parts(spec: RunSpec, events: Iterable[Event]) -> Parts:
+def _parts(spec: RunSpec, events: list[Event]) -> Parts:
     cost = cost_of(spec)
     layout = layout_of(spec.group, cost.training.smallest_unit, SYSTEMS[spec.system].time_shares)
     recipe = recipe_of(spec.group, spec.steps, spec.staleness)
@@ -174,8 +174,12 @@ def _parts(spec: RunSpec, events: Iterable[Event]) -> Parts:
     backend: Backend = SimBackend(Kind.SIMULATED, cost, DrawnLengths(workload), CountingLearner())
     if spec.group.faults.losses and spec.kind is not Kind.MEASURED:
         backend = FaultyBackend(backend, draw_losses(spec, layout))
-    prior, floor = prior_of(spec, cost, recipe), floor_of(cost, spec)
-    return Parts(layout, recipe, cost, backend, workload, prior, floor)
+    first = next((event for event in events if event["kind"] == "decision"), None)
+    if spec.calibration is None and first is not None:  # what the planner really started from
+        prior = view_of(first["view"], layout, recipe).estimates
+    else:
+        prior = prior_of(spec, cost, recipe)
+    return Parts(layout, recipe, cost, backend, workload, prior, floor_of(cost, spec))
 
 
 def _recorded(recipe: Recipe, events: Iterable[Event]) -> RecordedWorkload:

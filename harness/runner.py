@@ -147,6 +147,7 @@ def header(spec: RunSpec, parts: Parts) -> dict[str, Any]:
         "gpus": group.cluster.gpus,
         "token_scale": parts.cost.token_scale,
         "provisional": parts.cost.provisional,
+        "extrapolated": parts.cost.extrapolated,
         "staleness_bound": spec.staleness,
         "steps": spec.steps,
         "samples_per_group": parts.recipe.samples,

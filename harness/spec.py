@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,19 @@ from pydantic import ValidationError
 from harness.calibration import Calibration, load_calibration
 from harness.errors import UsageError, unknown
 from harness.layout import scaled_split
+from systems.backends.sim.architecture import ArchitectureError, read_config
 from systems.backends.sim.hardware import hardware_names
 from systems.policies import ALIASES, SYSTEMS
 from systems.types import Kind
 from workloads.groups import ModelGroup, group_names, load_group, modelled
+from workloads.traces import Trace, TraceError, read_trace
 
 CPU = "cpu"  # what a live worker runs on
+NO_CONFIGS: dict[str, Path] = {}
 UNREAD = {  # settings that mean nothing to a backend
     "sim": ("learning.*", "live.*"),
     "cosim": ("lengths.*", "live.*"),
-    "live": ("lengths.*", "cluster.hardware", "cluster.token_scale", "cluster.max_running"),
+    "live": ("lengths.*", "costs.*", "cluster.hardware", "cluster.token_scale", "cluster.max_running"),
 }
 BACKENDS = {"sim": Kind.SIMULATED, "cosim": Kind.COSIMULATED, "live": Kind.MEASURED}
 
@@ -40,6 +44,7 @@ class RunSpec:
     seed: int
     staleness: int
     calibration: Calibration | None = None  # what live workers cost; the planner's prior
+    trace: Trace | None = None  # lengths in place of priors
 
     @property
     def kind(self) -> Kind:
@@ -54,6 +59,7 @@ class RunSpec:
             "staleness": self.staleness,
             "group": self.group.model_dump(mode="json"),
             **({"calibration": self.calibration.model_dump(mode="json")} if self.calibration else {}),
+            **({"trace": {"file": self.trace.path, "sha256": self.trace.sha256}} if self.trace else {}),
         }
 
     @classmethod
@@ -75,6 +81,7 @@ class RunSpec:
 def resolve(
     *, system: str, model: str, backend: str | None, steps: int, seed: int, staleness: int | None,
     gpus: int | None, settings: tuple[str, ...], calibration: Path | None = None,
+    configs: Mapping[str, Path] = NO_CONFIGS, trace: Path | None = None,
 ) -> RunSpec:  # fmt: skip
     """Turn a request into a spec, or raise `UsageError` with the nearest right thing."""
     system = ALIASES.get(system, system)
@@ -98,6 +105,11 @@ def resolve(
         for unread in UNREAD[backend]:
             if fnmatch(setting.partition("=")[0], unread):
                 raise UsageError(f"--set {setting}: --backend {backend} does not read {unread}")
+    if configs and backend == "live":
+        raise UsageError("--policy-config and --judge-config: --backend live runs its own tiny models")
+    group = with_configs(group, configs)
+    if trace is not None and backend != "sim":
+        raise UsageError(f"--trace {trace}: lengths are real with --backend {backend}; give --backend sim")
     if calibration is not None and backend != "live":
         raise UsageError(f"--calibration {calibration}: only --backend live reads it")
     if backend == "live":
@@ -110,7 +122,27 @@ def resolve(
     if staleness is None:
         staleness = SYSTEMS[system].default_staleness
     measured = load_calibration(calibration).of(model) if backend == "live" else None
-    return RunSpec(system, group, backend, steps, seed, staleness, measured)
+    return RunSpec(system, group, backend, steps, seed, staleness, measured, _read_trace(trace))
+
+
+def _read_trace(path: Path | None) -> Trace | None:
+    try:
+        return read_trace(path) if path is not None else None
+    except TraceError as error:
+        raise UsageError(f"--trace {error}") from None
+
+
+def with_configs(group: ModelGroup, configs: Mapping[str, Path]) -> ModelGroup:
+    """The same group with other models: a `config.json` for `policy`, `judge` or both."""
+    for which, path in configs.items():
+        try:
+            model = read_config(path)
+        except ArchitectureError as error:
+            raise UsageError(f"--{which}-config {error}") from None
+        pair = group.pair.model_copy(update={which: model.name})
+        custom = {**group.custom, model.name: asdict(model)}
+        group = group.model_copy(update={"pair": pair, "custom": custom})
+    return group
 
 
 def cores() -> int:
@@ -141,7 +173,7 @@ def apply_settings(group: ModelGroup, settings: tuple[str, ...]) -> ModelGroup:
 
 
 def _settable(group: ModelGroup) -> list[tuple[str, str]]:
-    tables = ("cluster", "workload", "lengths", "learning", "live", "faults")
+    tables = ("cluster", "costs", "workload", "lengths", "learning", "live", "faults")
     return [(name, field) for name in tables for field in type(getattr(group, name)).model_fields]
 
 

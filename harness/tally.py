@@ -339,6 +339,7 @@ class Tally:
             "summary_schema": SUMMARY_SCHEMA,
             **{key: began[key] for key in ("kind_of_numbers", "system", "model", "policy", "judge")},
             **{key: began[key] for key in ("seed", "gpus", "staleness_bound", "token_scale", "provisional")},
+            "extrapolated": began.get("extrapolated", False),
             "oversubscribed": began.get("oversubscribed", False),
             "makespan_s": makespan_s,
             "lower_bound_s": lower_bound_s(self._work, _floor(began["floor"])),

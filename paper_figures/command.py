@@ -34,10 +34,9 @@ def command(
             raise unknown("figure", name, FIGURES)
     chosen = open_runs(results, runs, kind)
     label = str(one_kind(chosen))
-    if any(run.summary["provisional"] for run in chosen):
-        label += ", provisional cost model"
-    if any(run.summary["oversubscribed"] for run in chosen):
-        label += ", oversubscribed"
+    for caveat in ("provisional", "extrapolated", "oversubscribed"):
+        if any(run.summary.get(caveat) for run in chosen):
+            label += f", {caveat}"
     tables = {name: FIGURES[name].data(chosen) for name in names}  # all are refused, or none
     theme()
     for name, table in tables.items():

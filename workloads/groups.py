@@ -18,6 +18,7 @@ from systems.types import Publishing
 
 HERE = Path(__file__).parent
 Count = Annotated[int, Field(ge=1)]
+Tokens = Annotated[int, Field(ge=1, le=10_000_000)]
 NotNegativeCount = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -49,6 +50,17 @@ class Cluster(Table):
     token_scale: Count = 1
 
 
+class Costs(Table):
+    """Factors on the cost model's coefficients, to see what hangs on them (`bench run --sensitivity`)."""
+
+    compute: Positive = 1.0  # arithmetic of kernels and training, in rate
+    memory: Positive = 1.0  # memory bandwidth
+    link: Positive = 1.0  # NVLink and PCIe bandwidth
+    host: Positive = 1.0  # what the engine adds to its kernels, in seconds
+    training: Positive = 1.0  # share of the peak that training reaches
+    shift: Positive = 1.0  # seconds of a shift's phases and of control
+
+
 class Workload(Table):
     """The RL step. Defaults are the paper's (source: artifact-template)."""
 
@@ -63,18 +75,20 @@ class Workload(Table):
 class Lengths(Table):
     """Priors of a simulated workload's lengths, in tokens. Provisional; no public trace exists.
 
-    Responses are lognormal, cut at the cap; a judgement's log-mean is linear in the response's log
+    Responses are lognormal with an atom at the cap; a judgement's log-mean is linear in the response's log
     length. Caps: artifact-template. Levels: inference (see docs/workloads.md).
     """
 
     prompt_mean: Positive = 200.0
     response_median: Positive = 1500.0
     response_sigma: NotNegative = 1.0
-    response_cap: Count = 15_000
+    group_share: Annotated[float, Field(ge=0, le=1)] = 0.5  # of the log variance: a prompt is hard for all
+    drift: float = 0.0  # of the log-median, an RL step: responses get longer (or shorter) over training
+    response_cap: Tokens = 15_000
     judge_at_1k: Positive = 3000.0  # median judgement of a 1,000-token response
     judge_slope: NotNegative = 0.3
     judge_sigma: NotNegative = 0.6
-    judge_cap: Count = 20_000
+    judge_cap: Tokens = 20_000
 
 
 class Learning(Table):
@@ -118,12 +132,14 @@ class ModelGroup(Table):
     description: str
     pair: Pair
     cluster: Cluster
+    costs: Costs = Costs()
     workload: Workload = Workload()
     lengths: Lengths = Lengths()
     learning: Learning = Learning()
     live: Live = Live()
     faults: Faults = Faults()
     real: Real | None = None
+    custom: dict[str, dict[str, Any]] = {}  # shapes of models given as a config.json, by name
 
 
 def group_names() -> list[str]:
@@ -143,14 +159,22 @@ def architecture(name: str) -> Architecture:
     return Architecture(name=name, **known[name])
 
 
+def architecture_of(group: ModelGroup, name: str) -> Architecture:
+    """One of the pair: given by the user, or known."""
+    if name in group.custom:
+        return Architecture(**group.custom[name])
+    return architecture(name)
+
+
 def modelled(group: ModelGroup, real: bool) -> ClusterCost:
     """The pair's cost model; only a real model's tokens stand for several of the pair's."""
     return cluster_cost(
-        architecture(group.pair.policy),
-        architecture(group.pair.judge),
+        architecture_of(group, group.pair.policy),
+        architecture_of(group, group.pair.judge),
         load_hardware(group.cluster.hardware),
         policy_tp=group.pair.policy_tp,
         judge_tp=group.pair.judge_tp,
         max_running=group.cluster.max_running,
         token_scale=group.cluster.token_scale if real else 1,
+        factors=group.costs.model_dump(),
     )

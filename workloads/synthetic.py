@@ -15,17 +15,27 @@ from statistics import fmean, pstdev
 from systems.backends.base import Work
 from systems.types import Prompt, Role, Sample, Sequence
 from workloads.groups import Lengths
+from workloads.traces import Trace
 
 
 class SyntheticWorkload:
     """Prompts, responses and judgements that have only a length."""
 
-    def __init__(self, lengths: Lengths, seed: int, samples: int, judge_calls: int) -> None:
+    def __init__(
+        self, lengths: Lengths, seed: int, samples: int, judge_calls: int, prompts: int,
+        trace: Trace | None = None,
+    ) -> None:  # fmt: skip
         self._lengths = lengths
+        self._prompts = prompts  # groups an RL step: the step of a group is what drift counts
+        self._trace = trace
         self._seed = seed
         self._samples = samples
         self._calls = judge_calls
         self._drawn = lru_cache(maxsize=4096)(self._draw)
+
+    def lengths_of(self, group: int) -> tuple[int, list[int], list[list[int]]]:
+        """A group's prompt, responses and judgements."""
+        return self._drawn(group)
 
     def prompt(self, group: int) -> Prompt:
         return Prompt(self._drawn(group)[0])
@@ -49,14 +59,28 @@ class SyntheticWorkload:
 
     def _draw(self, group: int) -> tuple[int, list[int], list[list[int]]]:
         rng = random.Random(f"{self._seed}/lengths/{group}")
-        lengths = self._lengths
-        prompt = _clip(rng.lognormvariate(math.log(lengths.prompt_mean) - 0.125, 0.5), 1024)
-        responses = [
-            _clip(lengths.response_median * math.exp(lengths.response_sigma * rng.gauss(0, 1)),
-                  lengths.response_cap)
-            for _ in range(self._samples)
-        ]  # fmt: skip
+        if self._trace is not None:
+            prompt, responses = self._trace.draw(rng, self._samples)
+        else:
+            prompt, responses = self._prompt(rng), self._responses(rng, group)
         return prompt, responses, [[self._judge(rng, r) for _ in range(self._calls)] for r in responses]
+
+    def _prompt(self, rng: random.Random) -> int:
+        return _clip(rng.lognormvariate(math.log(self._lengths.prompt_mean) - 0.125, 0.5), 1024)
+
+    def _responses(self, rng: random.Random, group: int) -> list[int]:
+        """A group's lengths: its difficulty is shared, the rest is each sample's own."""
+        lengths = self._lengths
+        median = math.log(lengths.response_median) + lengths.drift * (group // self._prompts)
+        shared = math.sqrt(lengths.group_share) * rng.gauss(0, 1)
+        own = math.sqrt(1 - lengths.group_share)
+        return [
+            _clip(
+                math.exp(median + lengths.response_sigma * (shared + own * rng.gauss(0, 1))),
+                lengths.response_cap,
+            )
+            for _ in range(self._samples)
+        ]
 
     def _judge(self, rng: random.Random, response: int) -> int:
         lengths = self._lengths
@@ -76,9 +100,9 @@ class LengthPrior:
     cv: float  # standard deviation over mean
 
 
-def length_priors(lengths: Lengths, draws: int = 4000) -> dict[Role, LengthPrior]:
-    """Moments of the declared priors, by a fixed Monte Carlo draw that no run uses."""
-    workload = SyntheticWorkload(lengths, seed=-1, samples=2, judge_calls=1)
+def length_priors(lengths: Lengths, trace: Trace | None = None, draws: int = 4000) -> dict[Role, LengthPrior]:
+    """Moments of the declared priors at the first step, by a fixed Monte Carlo draw that no run uses."""
+    workload = SyntheticWorkload(lengths, -1, samples=2, judge_calls=1, prompts=draws, trace=trace)
     drawn = [workload._draw(group) for group in range(draws // 2)]
     responses = [length for _, listed, _ in drawn for length in listed]
     judgements = [call for _, _, judged in drawn for calls in judged for call in calls]

@@ -12,6 +12,7 @@ from harness import errors
 
 VERBS = {
     "run": "Run one system on one model group and record it.",
+    "plan": "Lengths and memory of a run, before it is run.",
     "list": "List systems, models, workloads or runs.",
     "show": "Show the summary of a run.",
     "figures": "Draw figures from recorded runs.",

@@ -43,12 +43,19 @@ def render(summary: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def caveats(summary: dict[str, Any]) -> list[str]:
+    """What a reader of any number of this run must know."""
+    known = {
+        "provisional": "training and shift costs are provisional",
+        "extrapolated": "kernel times are extrapolated from another device",
+        "oversubscribed": "oversubscribed: more workers than cores, not to be compared",
+    }
+    return [text for key, text in known.items() if summary.get(key)]
+
+
 def _caveat(summary: dict[str, Any]) -> str:
-    if summary["provisional"]:
-        return " (cost coefficients are provisional)"
-    if summary["oversubscribed"]:
-        return " (oversubscribed: more devices than cores, not to be compared)"
-    return ""
+    said = caveats(summary)
+    return f" ({'; '.join(said)})" if said else ""
 
 
 def _ratio(value: float, base: float) -> str:

@@ -9,7 +9,8 @@ With `token_scale` s one token of a small real model stands for s tokens of the 
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from systems.types import SERVING, Role, Shift, Speed, Step
 HERE = Path(__file__).parent
 ENGINE = "vllm"
 TOKEN_BUDGET = 8192  # tokens a step: vLLM's default on such devices
+NO_FACTORS = dict.fromkeys(("compute", "memory", "link", "host", "training", "shift"), 1.0)
 PLANNER_BATCH = 8  # the small batch that the planner's straight line goes through
 
 
@@ -37,6 +39,7 @@ class ServingCost:
     tp: int
     max_running: int
     token_scale: int = 1
+    host_factor: float = 1.0
 
     @property
     def label(self) -> str:
@@ -48,7 +51,8 @@ class ServingCost:
 
     @cached_property
     def forward(self) -> Forward:
-        return Forward(self.architecture, kernels_of(self.hardware), engines()[ENGINE], self.tp)
+        host = engines()[ENGINE].scaled(self.host_factor)
+        return Forward(self.architecture, kernels_of(self.hardware), host, self.tp)
 
     @cached_property
     def tables(self) -> StepTables:
@@ -151,6 +155,10 @@ class ClusterCost:
         return self.training.token_scale
 
     @property
+    def extrapolated(self) -> bool:
+        return self.training.hardware.extrapolated
+
+    @property
     def restart_s(self) -> float:
         return self.control_s["restart"]
 
@@ -195,19 +203,28 @@ class ClusterCost:
 
 def cluster_cost(
     policy: Architecture, judge: Architecture, hardware: Hardware, *, policy_tp: int, judge_tp: int,
-    max_running: int, token_scale: int = 1,
+    max_running: int, token_scale: int = 1, factors: Mapping[str, float] = NO_FACTORS,
 ) -> ClusterCost:  # fmt: skip
-    """The cost model of a model group."""
+    """The cost model of a model group; `factors` multiply its coefficients (see `NO_FACTORS`)."""
+    by = {**NO_FACTORS, **factors}
+    hardware = replace(
+        hardware,
+        bf16_flops=hardware.bf16_flops * by["compute"],
+        memory_bytes_per_s=hardware.memory_bytes_per_s * by["memory"],
+        nvlink_bytes_per_s=hardware.nvlink_bytes_per_s * by["link"],
+        pcie_bytes_per_s=hardware.pcie_bytes_per_s * by["link"],
+    )
     shift: dict[str, Any] = tomllib.loads((HERE / "shift.toml").read_text())
     utilisation: dict[str, float] = tomllib.loads((HERE / "training.toml").read_text())
-    share = utilisation["moe" if policy.experts else "dense"]
+    share = utilisation["moe" if policy.experts else "dense"] * by["training"]
+    phase_s, control_s = ({k: v * by["shift"] for k, v in shift[t].items()} for t in ("phase_s", "control_s"))
     return ClusterCost(
         serving={
-            Role.ROLLOUT: ServingCost(policy, hardware, policy_tp, max_running, token_scale),
-            Role.REWARD: ServingCost(judge, hardware, judge_tp, max_running, token_scale),
+            Role.ROLLOUT: ServingCost(policy, hardware, policy_tp, max_running, token_scale, by["host"]),
+            Role.REWARD: ServingCost(judge, hardware, judge_tp, max_running, token_scale, by["host"]),
         },
-        training=TrainingCost(policy, hardware, shift["control_s"]["optimizer"], share, token_scale),
-        phase_s=shift["phase_s"],
-        control_s=shift["control_s"],
+        training=TrainingCost(policy, hardware, control_s["optimizer"], share, token_scale),
+        phase_s=phase_s,
+        control_s=control_s,
         path=shift["path"],
     )

@@ -97,6 +97,11 @@ class ClusterDurations(Protocol):
     def provisional(self) -> bool: ...
 
     @property
+    def extrapolated(self) -> bool:
+        """Do kernel times on this device come from another one?"""
+        ...
+
+    @property
     def restart_s(self) -> float:
         """From a worker's death to its device being leasable."""
         ...

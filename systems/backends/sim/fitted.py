@@ -90,6 +90,7 @@ class FittedCluster:
     restart_s: float
     token_scale: int = 1
     provisional: bool = False
+    extrapolated: bool = False
 
     def phase(self, step: Step, shift: Shift) -> tuple[float, int]:
         placements = shift.sources if step in (Step.PARK, Step.RELEASE) else shift.targets

@@ -34,6 +34,10 @@ class Host:
     sequence_s: float
     prefill: float
 
+    def scaled(self, factor: float) -> Host:
+        """All seconds `factor` times as long."""
+        return Host(self.step_s * factor, self.layer_s * factor, self.sequence_s * factor, self.prefill)
+
 
 @cache
 def engines() -> dict[str, Host]:

@@ -1,0 +1,100 @@
+"""What a run would ask for, before it is run: lengths by percentile, and what fits in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from harness.build import longest_context
+from harness.errors import UsageError
+from harness.spec import RunSpec
+from systems.backends.sim.cost import ServingCost
+from systems.backends.sim.memory import TRAIN_STATE_BYTES, weight_bytes
+from systems.types import SERVING, Role
+from workloads.groups import modelled
+from workloads.synthetic import SyntheticWorkload
+
+PERCENTILES = (50, 95, 99)
+GROUPS = 400  # of prompts drawn for the table
+GB = 1e9
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens: percentiles, mean, and the share that is cut at the cap."""
+
+    what: str
+    percentiles: dict[str, float]
+    mean: float
+    at_cap: float
+
+
+def lengths(spec: RunSpec) -> list[Lengths]:
+    """Of prompts, responses and judgements at the first step, and of responses at the last one."""
+    group, recipe = spec.group, spec.group.workload
+    workload = SyntheticWorkload(
+        group.lengths, spec.seed, recipe.samples, recipe.judge_calls, recipe.prompts, spec.trace
+    )
+    prompts, responses, judgements = _drawn(workload, 0, min(GROUPS, recipe.prompts))
+    last = (spec.steps - 1) * recipe.prompts
+    _, late, _ = _drawn(workload, last, last + min(GROUPS, recipe.prompts))
+    caps = group.lengths
+    return [
+        _row("prompt", prompts, 1024),
+        _row("response, first step", responses, caps.response_cap),
+        _row("response, last step", late, caps.response_cap),
+        _row("judgement", judgements, caps.judge_cap),
+    ]
+
+
+def _drawn(workload: SyntheticWorkload, first: int, last: int) -> tuple[list[int], list[int], list[int]]:
+    drawn = [workload.lengths_of(group) for group in range(first, last)]
+    responses = [length for _, listed, _ in drawn for length in listed]
+    judgements = [call for _, _, judged in drawn for calls in judged for call in calls]
+    return [prompt for prompt, _, _ in drawn], responses, judgements
+
+
+def _row(what: str, found: list[int], cap: int) -> Lengths:
+    values = np.asarray(found)
+    named = {f"p{p}": float(np.percentile(values, p)) for p in PERCENTILES}
+    return Lengths(what, named, float(values.mean()), float((values >= cap).mean()))
+
+
+def memory(spec: RunSpec) -> dict[str, dict[str, Any]]:
+    """What a replica of each role holds, and the smallest training unit."""
+    cost, longest = modelled(spec.group, real=False), longest_context(spec)
+    found: dict[str, dict[str, Any]] = {}
+    for role in SERVING:
+        one: ServingCost = cost.serving[role]
+        found[role] = {
+            "model": one.label,
+            "weights_gb": weight_bytes(one.architecture, one.tp) / GB,
+            "kv_tokens": one.kv_capacity_tokens,
+            "longest_sequence_tokens": longest[role],
+            "longest_sequences_at_once": max(0, one.kv_capacity_tokens // longest[role]),
+        }
+    policy = cost.training.architecture
+    found[Role.TRAIN] = {
+        "model": policy.name,
+        "state_gb": policy.params_total * TRAIN_STATE_BYTES / GB,
+        "smallest_unit_devices": cost.training.smallest_unit,
+    }
+    return found
+
+
+def plan(spec: RunSpec) -> dict[str, Any]:
+    """Raises `UsageError` for a real backend, whose lengths are not known beforehand."""
+    if spec.backend != "sim":
+        raise UsageError(f"--backend {spec.backend}: a plan is for simulated runs; give --backend sim")
+    return {
+        "system": spec.system,
+        "model": spec.group.name,
+        "gpus": spec.group.cluster.gpus,
+        "lengths": [
+            {"what": row.what, **row.percentiles, "mean": row.mean, "at_cap": row.at_cap}
+            for row in lengths(spec)
+        ],
+        "memory": memory(spec),
+    }
