@@ -35,12 +35,14 @@ from harness.replays import (
     read_run,
     simulate,
 )
+from harness.rl_steps import predict, published, verl_generation
 from systems.backends.sim.forward import Forward
 from systems.backends.sim.hardware import load_hardware
 from workloads.groups import architecture
 
 KERNEL_TARGET, EXPERTS_TARGET, TPOT_TARGET = 0.10, 0.15, 0.10
 MAKESPAN_TARGET, LATENCY_TARGET = 0.10, 0.15
+TAIL_TARGET = 0.25  # of a speed-up that would be 1.0 without the tail
 REPLAYED_ON = "rtxpro6000"
 Floats = NDArray[np.float64]
 
@@ -72,7 +74,10 @@ def validate(data: Path) -> Report:
     fitted = fit_all(data, lambda line: None)
     checks: list[Check] = []
     points: list[pd.DataFrame] = []
-    for part in (_kernels(fitted), _tpot(data, fitted), _runs(data, fitted), _h20(data, fitted)):
+    for part in (
+        _kernels(fitted), _tpot(data, fitted), _runs(data, fitted), _h20(data, fitted),
+        _rl_steps(data, fitted), _tail(data, fitted),
+    ):  # fmt: skip
         for check, measured, predicted in part:
             checks.append(check)
             points.append(
@@ -175,3 +180,33 @@ def _h20(data: Path, fitted: Fitted) -> Part:
         note = "signed error of the quoted slope; extrapolated device, reported, not gated"
         signed = float(ours[0] / slope[0] - 1)
         yield Check(f"H20 decode time a KV token, {name}", signed, None, None, note), slope, ours
+
+
+def _rl_steps(data: Path, fitted: Fitted) -> Part:
+    """Whole RL steps, every row by itself; those of models that are not modelled are counted."""
+    rows, left = published(data)
+    predicted = predict(rows, fitted.kernels, fitted.host)
+    for row, found in zip(rows, predicted, strict=True):
+        note = "signed error; parameters fitted without this model; reported, not gated"
+        check = Check(f"RL step, {row.label}", float(found / row.step_s - 1), None, None, note)
+        yield check, np.array([row.step_s]), np.array([found])
+    off = np.abs(predicted / np.array([row.step_s for row in rows]) - 1)
+    note = f"{len(left)} rows of other models and devices are not modelled; reported, not gated"
+    yield Check("RL steps, MAPE of these rows", float(off.mean()), None, None, note), np.zeros(0), np.zeros(0)
+
+
+def _tail(data: Path, fitted: Fitted) -> Part:
+    """verl's 7B run generated no faster on 128 devices than on 64: one sequence is the longest."""
+    found = verl_generation(data, replace(fitted.kernels, hardware=load_hardware("h20")), fitted.host)
+    seconds = {gpus: simulated for gpus, _, simulated in found}
+    measured = np.array([published_s for _, published_s, _ in found])
+    note = (
+        f"speed-up of generation from 64 to 128 H20, less 1 (published {measured[1] / measured[2] - 1:+.0%}; "
+        f"1.0 would be linear); lengths assumed"
+    )
+    value = seconds[64] / seconds[128] - 1
+    yield (
+        _gated("tail of verl's 7B run", value, TAIL_TARGET, note),
+        measured,
+        np.array(list(seconds.values())),
+    )

@@ -104,6 +104,7 @@ class Replica:
         self.costs = costs
         self.bounds = bounds
         self.preemptions = 0
+        self.pace = 1.0  # every step that is planned from now on takes so many times as long
         self._time = now_s  # the step boundary that everything below describes
         self._waiting: deque[_Run] = deque()
         self._reading: dict[int, _Run] = {}
@@ -220,10 +221,12 @@ class Replica:
         One of own length L begins a block with its next token if L is a multiple of the block.
         """
         whole, rest = divmod(steps, BLOCK)
-        total = whole * len(self._generating)
-        for step in range(rest):
-            total += self._residues[-(self._steps + step) % BLOCK]
-        return total
+        first, residues = -self._steps % BLOCK, self._residues
+        if rest <= first + 1:  # residues first, first - 1, ... without turning over
+            part = sum(residues[first - rest + 1 : first + 1])
+        else:
+            part = sum(residues[: first + 1]) + sum(residues[first - rest + 1 :])
+        return whole * len(self._generating) + part
 
     def _steps_until_full(self) -> int:
         """Decode steps that the free blocks are enough for."""
@@ -273,9 +276,9 @@ class Replica:
         n = len(self._generating)
         if chunks:
             self._mixed = chunks
-            self._next = (self._time + self._mixed_s(chunks), 1)
+            self._next = (self._time + self._mixed_s(chunks) * self.pace, 1)
         elif n:
-            self._alpha, self._beta = self.costs.alpha_s(n), self.costs.beta_s(n)
+            self._alpha, self._beta = self.costs.alpha_s(n) * self.pace, self.costs.beta_s(n) * self.pace
             while self._stale(self._ends[0]):
                 heapq.heappop(self._ends)
             steps = self._ends[0][0] - self._steps
@@ -312,6 +315,8 @@ class Replica:
 
     def _schedule(self) -> list[tuple[_Run, int]]:
         """Who is read in during the next step, and how many tokens of each; their blocks are taken."""
+        if not self._reading and not self._waiting and len(self._generating) <= self._free:
+            return []  # blocks for everybody's next token, and nobody to read in
         before = self.preemptions
         while self._crossings(1) > self._free and len(self._generating) + len(self._reading) > 1:
             self._preempt(self._newest())

@@ -13,7 +13,7 @@ from systems.backends.base import Finished, TokenChunk, Work, WorkerLoad, Worker
 from systems.backends.sim.durations import ServingDurations
 from systems.backends.sim.lengths import LengthSource
 from systems.backends.sim.lifeline import Lifeline
-from systems.backends.sim.replica import Arrival, Costs, Replica
+from systems.backends.sim.replica import Arrival, Replica
 from systems.clock import now_ns
 from systems.mailbox import Mailbox
 from systems.types import NS_PER_S, Role
@@ -36,21 +36,12 @@ class SimReplica:
         self._scale = cost.token_scale
         self._life = Lifeline(devices)
         self._loop = asyncio.get_running_loop()
-        self._replica = Replica(self._slowed(cost.costs()), cost.bounds(), now_ns() / NS_PER_S)
+        self._replica = Replica(cost.costs(), cost.bounds(), now_ns() / NS_PER_S)
         self._works: dict[int, Work] = {}
         self._fresh: list[Work] = []  # submitted at this moment: they join together
         self._timer: asyncio.Handle | None = None
         self._stream: Mailbox[TokenChunk | WorkerLost | None] = Mailbox()
         self._emitted = 0
-
-    def _slowed(self, costs: Costs) -> Costs:
-        """A slow device slows every step (fault injection)."""
-        devices, slowdown = self.devices, self._slowdown
-        return Costs(
-            lambda n: costs.alpha_s(n) * slowdown(devices),
-            lambda n: costs.beta_s(n) * slowdown(devices),
-            lambda *step: costs.mixed_s(*step) * slowdown(devices),
-        )
 
     # ------------------------------------------------------------------------ the contract
 
@@ -64,6 +55,7 @@ class SimReplica:
     async def abort(self, sequences: Collection[int]) -> list[TokenChunk]:
         self._life.check()
         self._join()
+        self._replica.pace = self._slowdown(self.devices)
         found = self._replica.abort(now_ns() / NS_PER_S, sequences)
         chunks = [self._chunk(self._works.pop(number), generated) for number, generated in found]
         if chunks:
@@ -112,6 +104,7 @@ class SimReplica:
         """What was submitted at this moment is now the replica's."""
         works, self._fresh = self._fresh, []
         if works and self._life.alive:
+            self._replica.pace = self._slowdown(self.devices)
             arrivals = [self._arrival(work) for work in works if work.id in self._works]
             self._replica.add(now_ns() / NS_PER_S, arrivals)
             self._schedule()
@@ -135,6 +128,7 @@ class SimReplica:
 
     def _change(self, due: float) -> None:
         self._timer = None
+        self._replica.pace = self._slowdown(self.devices)
         ended = self._replica.advance(due)
         for end in ended:
             work = self._works.pop(end.id)
