@@ -30,6 +30,7 @@ from harness.spec import RunSpec
 
 SCHEMA = 1
 RUNS = Path("results/runs")
+LINES_TOGETHER = 4096  # events written at once, where no RL step ends before
 Event = dict[str, Any]
 
 
@@ -39,24 +40,31 @@ class EventLog:
     def __init__(self, path: Path, observer: Callable[[Event], None]) -> None:
         self.path = path
         self._observe = observer
-        self._file = path.open("wb", buffering=1 << 20)
+        self._file = path.open("wb", buffering=0)
         self._sha = hashlib.sha256()
+        self._lines: list[bytes] = []  # not written yet
 
     def emit(self, kind: str, now_ns: int, **fields: Any) -> None:
         event = {"t": now_ns, "kind": kind, **fields}
-        line = orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS)
-        self._file.write(line)
-        self._sha.update(line)
+        self._lines.append(orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS))
         self._observe(event)
-        if kind == "version.published":
-            self._file.flush()
+        if kind == "version.published" or len(self._lines) >= LINES_TOGETHER:
+            self._write()
+
+    def _write(self) -> None:
+        data, self._lines = b"".join(self._lines), []
+        self._file.write(data)
+        self._sha.update(data)
 
     @property
     def sha256(self) -> str:
+        """Of what was written so far."""
         return self._sha.hexdigest()
 
     def close(self) -> None:
-        self._file.close()
+        if not self._file.closed:
+            self._write()
+            self._file.close()
 
 
 def read_events(path: Path) -> Iterator[Event]:

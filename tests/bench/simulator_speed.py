@@ -14,6 +14,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -22,8 +24,6 @@ from typing import Any
 import pandas as pd
 from live_bench import about
 
-from harness.runner import run
-from harness.spec import RunSpec, resolve
 from systems.backends.sim.replica import Arrival, Replica
 from systems.policies import SYSTEMS
 from systems.types import SERVING, Role
@@ -33,14 +33,6 @@ from workloads.synthetic import SyntheticWorkload
 MODEL, STEPS, SCALE_STEPS = "moe-122b", 20, 3
 GPUS = (128, 256, 512, 1024)
 REPLICAS = 4  # of each role
-
-
-def spec_of(system: str, steps: int, gpus: int | None = None, prompts: int | None = None) -> RunSpec:
-    settings = () if prompts is None else (f"workload.prompts={prompts}",)
-    return resolve(
-        system=system, model=MODEL, backend="sim", steps=steps, seed=0, staleness=None, gpus=gpus,
-        settings=settings,
-    )  # fmt: skip
 
 
 def kernel() -> dict[str, float]:
@@ -74,25 +66,30 @@ def kernel() -> dict[str, float]:
     return {"seconds": time.perf_counter() - began, "sequences": sequences, "tokens": tokens}
 
 
-def whole(spec: RunSpec) -> dict[str, Any]:
+def whole(system: str, steps: int, gpus: int, prompts: int) -> dict[str, Any]:
+    """A run as a user starts it, in a process of its own: from its first event to its sealed manifest."""
     with tempfile.TemporaryDirectory() as root:
-        began = time.perf_counter()
-        result = run(spec, Path(root))
-        took_s = time.perf_counter() - began
-        events = sum(1 for _ in result.directory.events_path.open("rb"))
-    return {"seconds": took_s, "events": events, "makespan_s": result.summary["makespan_s"]}
+        command = [
+            sys.executable, "-m", "harness.cli", "run", "--system", system, "--model", MODEL, "--steps",
+            str(steps), "--gpus", str(gpus), "--set", f"workload.prompts={prompts}", "--results", root,
+            "--quiet", "--wandb", "disabled",
+        ]  # fmt: skip
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        (directory,) = Path(root).iterdir()
+        manifest = json.loads((directory / "manifest.json").read_text())
+        makespan_s = json.loads((directory / "summary.json").read_text())["makespan_s"]
+        events = sum(1 for _ in (directory / "events.jsonl").open("rb"))
+    return {"seconds": manifest["wall_s"], "events": events, "makespan_s": makespan_s}
 
 
 def scale(system: str) -> list[dict[str, Any]]:
     prompts = load_group(MODEL).workload.prompts
     rows = []
     for gpus in GPUS:
-        row = whole(spec_of(system, SCALE_STEPS, gpus, prompts * gpus // GPUS[0]))
-        rows.append({"gpus": gpus, **row})
+        rows.append({"gpus": gpus, **whole(system, SCALE_STEPS, gpus, prompts * gpus // GPUS[0])})
     first = rows[0]
     for row in rows:
-        n = row["gpus"] / first["gpus"]
-        n_log_n = n * math.log(row["gpus"]) / math.log(first["gpus"])
+        n_log_n = row["gpus"] * math.log(row["gpus"]) / (first["gpus"] * math.log(first["gpus"]))
         row["of_n_log_n"] = row["seconds"] / first["seconds"] / n_log_n
     return rows
 
@@ -132,7 +129,7 @@ def main() -> None:
     print("kernel", result["kernel"], flush=True)
     result["run"] = {}
     for system in SYSTEMS:
-        result["run"][system] = whole(spec_of(system, STEPS))
+        result["run"][system] = whole(system, STEPS, GPUS[0], load_group(MODEL).workload.prompts)
         print(system, result["run"][system], flush=True)
     result["scale"] = {}
     for system in ("colocated", "pivot"):

@@ -39,6 +39,7 @@ class SimReplica:
         self._replica = Replica(cost.costs(), cost.bounds(), now_ns() / NS_PER_S)
         self._works: dict[int, Work] = {}
         self._fresh: list[Work] = []  # submitted at this moment: they join together
+        self._fresh_tokens = 0
         self._timer: asyncio.Handle | None = None
         self._stream: Mailbox[TokenChunk | WorkerLost | None] = Mailbox()
         self._emitted = 0
@@ -49,6 +50,7 @@ class SimReplica:
         self._lengths.announce(work, self.version)
         self._works[work.id] = work
         self._fresh.append(work)
+        self._fresh_tokens += work.context_tokens
         if len(self._fresh) == 1:
             self._loop.call_soon(self._join)
 
@@ -81,8 +83,7 @@ class SimReplica:
 
     def load(self) -> WorkerLoad:
         """As of the last batch change, like the last report of a live worker."""
-        fresh = sum(work.context_tokens for work in self._fresh)
-        return WorkerLoad(len(self._works), self._replica.kv_tokens / self._scale + fresh)
+        return WorkerLoad(len(self._works), self._replica.kv_tokens / self._scale + self._fresh_tokens)
 
     def close(self) -> None:
         self._cancel_timer()
@@ -102,7 +103,7 @@ class SimReplica:
 
     def _join(self) -> None:
         """What was submitted at this moment is now the replica's."""
-        works, self._fresh = self._fresh, []
+        works, self._fresh, self._fresh_tokens = self._fresh, [], 0
         if works and self._life.alive:
             self._replica.pace = self._slowdown(self.devices)
             arrivals = [self._arrival(work) for work in works if work.id in self._works]
