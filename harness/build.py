@@ -128,6 +128,11 @@ def check_divides(group: ModelGroup) -> None:
     """Tensor parallelism cuts whole heads and whole columns."""
     pair = group.pair
     for which, name, tp in (("policy", pair.policy, pair.policy_tp), ("judge", pair.judge, pair.judge_tp)):
+        if tp > group.cluster.gpus_per_node:
+            raise UsageError(
+                f"pair.{which}_tp={tp} is more than the {group.cluster.gpus_per_node} devices of a node, and "
+                "only NVLink within one is modelled"
+            )
         model = architecture_of(group, name)
         widths = {"attention heads": model.heads, "vocabulary": model.vocab, "feed-forward": model.ffn}
         widths["expert width"] = model.expert_ffn

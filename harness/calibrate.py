@@ -103,6 +103,7 @@ class _Measurement:
     async def all(self) -> GroupFit:
         try:
             await self.backend.prepare()
+            self.backend.start()
             for number in range(self.effort.rounds):
                 await self.round(number)
             for _ in range(self.effort.shifts):

@@ -134,6 +134,11 @@ class RunDirectory:
         if status == "complete":
             (self.path / "DONE").touch()
 
+    def note(self, **facts: Any) -> None:
+        """Something that became known after the run was sealed."""
+        self.manifest |= facts
+        self._write()
+
     def write_summary(self, summary: dict[str, Any]) -> None:
         _replace(self.path / "summary.json", json.dumps(summary, indent=1) + "\n")
         import pyarrow as pa

@@ -36,6 +36,7 @@ MODELS = {  # the rest (DeepSeek's attention, Nemotron's state spaces) is not mo
     "Qwen3-235B": "Qwen3-235B-A22B",
 }
 GPU = "H100"
+NODE = 8  # devices that NVLink joins; wider replicas are not modelled
 PROMPT = 200  # tokens, assumed
 SIGMA = 0.8  # of log lengths, assumed
 MAX_RUNNING, TOKEN_BUDGET = 512, 8192
@@ -67,14 +68,15 @@ def published(data: Path) -> tuple[list[Published], list[str]]:
     for row in read_rows(data, FILE, columns):
         gpus = int(float(row["num_gpus"]))
         label = f"{row['release']} {row['model']} {row['policy'].lower()}, {gpus} {row['gpu']}"
-        if row["gpu"] != GPU or row["model"] not in MODELS:
+        tp = int(row["gen_tp_pp"].strip("[]").split(",")[0])
+        if row["gpu"] != GPU or row["model"] not in MODELS or tp > NODE:
             left.append(label)
             continue
         rows.append(
             Published(
                 label, MODELS[row["model"]], row["policy"] == "On policy", gpus, int(float(row["gen_gbs"])),
                 float(row["avg_seq_len"]), int(float(row["max_seq_len"])),
-                int(row["gen_tp_pp"].strip("[]").split(",")[0]), float(row["step_time_s"]),
+                tp, float(row["step_time_s"]),
             )
         )  # fmt: skip
     return rows, left

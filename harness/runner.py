@@ -43,9 +43,12 @@ def run(
     directory = RunDirectory.create(root, spec)
     started(directory)
 
+    measured = spec.kind is Kind.MEASURED  # then the mirror waits: it would need the cores that are measured
+
     def after_step(tally: Tally) -> None:
         stepped(tally)
-        mirror.step(tally.steps[-1])
+        if not measured:
+            mirror.step(tally.steps[-1])
 
     tally = Tally(after_step)
     log = EventLog(directory.events_path, tally.add)
@@ -54,7 +57,8 @@ def run(
     try:
         facts = header(spec, parts)
         log.emit("run.began", 0, **facts)
-        mirror.begin(directory.id, directory.path, facts)
+        if not measured:
+            mirror.begin(directory.id, directory.path, facts)
         with rarely_collected():
             (run_live if spec.kind is Kind.MEASURED else run_virtual)(drive(spec, parts, log))
         weights = parts.learned.weights_sha256() if parts.learned else None
@@ -88,8 +92,12 @@ def run(
             **({"reason": reason} if reason else {}),
             wall_s=round(time.perf_counter() - began, 3),
             events_sha256=log.sha256,
-            wandb=mirror.finish(summary),
         )
+        if measured and tally.steps:
+            mirror.begin(directory.id, directory.path, tally.began)
+            for step in tally.steps:
+                mirror.step(step)
+        directory.note(wandb=mirror.finish(summary))
     assert summary is not None
     return RunResult(directory, summary)
 

@@ -37,7 +37,10 @@ class Recorded:
     def workload(self) -> dict[str, Any]:
         """All of the request that two runs must share to be compared: not the system, seed or bound."""
         spec = self.directory.manifest["spec"]
-        return {key: spec[key] for key in ("backend", "steps", "group")}
+        shared = {key: spec.get(key) for key in ("backend", "steps", "group", "trace", "calibration")}
+        if self.kind is Kind.MEASURED:
+            shared["machine"] = self.directory.manifest["machine"]
+        return shared
 
     def events(self) -> Iterator[Event]:
         return read_events(self.directory.events_path)

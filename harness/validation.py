@@ -42,7 +42,6 @@ from workloads.groups import architecture
 
 KERNEL_TARGET, EXPERTS_TARGET, TPOT_TARGET = 0.10, 0.15, 0.10
 MAKESPAN_TARGET, LATENCY_TARGET = 0.10, 0.15
-TAIL_TARGET = 0.25  # of a speed-up that would be 1.0 without the tail
 REPLAYED_ON = "rtxpro6000"
 Floats = NDArray[np.float64]
 
@@ -198,15 +197,12 @@ def _rl_steps(data: Path, fitted: Fitted) -> Part:
 def _tail(data: Path, fitted: Fitted) -> Part:
     """verl's 7B run generated no faster on 128 devices than on 64: one sequence is the longest."""
     found = verl_generation(data, replace(fitted.kernels, hardware=load_hardware("h20")), fitted.host)
-    seconds = {gpus: simulated for gpus, _, simulated in found}
     measured = np.array([published_s for _, published_s, _ in found])
+    simulated = np.array([simulated_s for _, _, simulated_s in found])
+    speeds = {gpus: (p, s) for gpus, p, s in found}
+    ours, theirs = (speeds[64][which] / speeds[128][which] for which in (1, 0))
     note = (
-        f"speed-up of generation from 64 to 128 H20, less 1 (published {measured[1] / measured[2] - 1:+.0%}; "
-        f"1.0 would be linear); lengths assumed"
+        f"speed-up of generation from 64 to 128 H20: simulated {ours:.2f}, published {theirs:.2f}, without a "
+        "tail 2; lengths assumed, device extrapolated; reported, not gated"
     )
-    value = seconds[64] / seconds[128] - 1
-    yield (
-        _gated("tail of verl's 7B run", value, TAIL_TARGET, note),
-        measured,
-        np.array(list(seconds.values())),
-    )
+    yield Check("tail of verl's 7B run", ours / theirs - 1, None, None, note), measured, simulated

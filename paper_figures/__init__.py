@@ -1,1 +1,1 @@
-"""The paper's figures, one module each: a table in, a figure out. (None yet in this version.)"""
+"""Figures: one module each, a table made from runs and a drawing made from the table alone."""

@@ -15,6 +15,11 @@ from paper_figures.style import PHASE_COLOR, system_order
 
 def data(runs: Sequence[Recorded]) -> pd.DataFrame:
     tables = []
+    if len({run.summary["oversubscribed"] for run in runs}) > 1:
+        raise UsageError(
+            "some of these runs are oversubscribed (more workers than cores), which are never put beside "
+            "others; choose with --run"
+        )
     for run in runs:
         facts = {key: run.summary[key] for key in ("kind", "model", "system", "seed")}
         tables.append(phases_table(run).assign(run=run.id, **facts))

@@ -25,7 +25,15 @@ def data(runs: Sequence[Recorded]) -> pd.DataFrame:
                 "leave it out with --run"
             )
     first: dict[str, Recorded] = {}
+    bounds: dict[tuple[str, str], int] = {}
     for run in runs:
+        summary = run.summary
+        bound = bounds.setdefault((summary["model"], summary["system"]), summary["staleness_bound"])
+        if bound != summary["staleness_bound"]:
+            raise UsageError(
+                f"{summary['system']} on {summary['model']} was run with staleness bounds {bound} and "
+                f"{summary['staleness_bound']}, which are not replicates; choose runs with --run"
+            )
         same = first.setdefault(run.summary["model"], run)
         if run.workload != same.workload:
             differing = [key for key in run.workload if run.workload[key] != same.workload[key]]

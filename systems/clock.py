@@ -41,7 +41,17 @@ def to_ns(seconds: float) -> int:
     return round(seconds * NS_PER_S)
 
 
-class VirtualTimeLoop(asyncio.BaseEventLoop):
+class _Strict(asyncio.BaseEventLoop):
+    """An error in a callback ends the run; asyncio would print it and go on without its effect."""
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if error is not None and "handle" in context:
+            raise error
+        super().call_exception_handler(context)
+
+
+class VirtualTimeLoop(_Strict):
     """An event loop in virtual time, starting at 0. It has no selector, because it never waits."""
 
     _ready: deque[asyncio.Handle]
@@ -131,13 +141,6 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
             raise RuntimeError("virtual time takes no calls from other threads")
         return self.call_soon(callback, *args, context=context)  # a signal handler of this very thread
 
-    def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """An error in a callback ends the run; asyncio would print it and go on without its effect."""
-        error = context.get("exception")
-        if error is not None:
-            raise error
-        super().call_exception_handler(context)
-
     def run_in_executor(self, *_: Any) -> NoReturn:  # type: ignore[override]
         raise RuntimeError("virtual time has no executors: a thread would make the run irreproducible")
 
@@ -151,7 +154,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
 _virtual: VirtualTimeLoop | None = None  # the loop that is running, if it is a virtual one
 
 
-class WallClockLoop(asyncio.SelectorEventLoop):
+class WallClockLoop(_Strict, asyncio.SelectorEventLoop):
     """Real time. Starts at 0 when the loop is made, and again when the run begins."""
 
     _scheduled: list[asyncio.TimerHandle]

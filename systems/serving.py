@@ -356,12 +356,12 @@ class Serving:
         lease = seat.lease
         try:
             while lease.version < self.version:
-                version = self.version
                 if self._publishing is Publishing.INTERRUPT:
                     await self._vacate(seat, list(lease.running), "publish")
                 await seat.idle.wait()
                 if lease.state is not LeaseState.ACTIVE:
                     return  # lost, or about to be given up
+                version = self.version  # another one may have come, and the older one may be gone
                 self._log.emit("lease.updating", now_ns(), lease=lease.epoch, version=version)
                 seat.loading = True
                 try:

@@ -46,7 +46,7 @@ class Cluster(Table):
     reward: NotNegativeCount
     hardware: str = "h20"
     gpus_per_node: Count = 8
-    max_running: Count = 256  # sequences a replica decodes together (vLLM's default)
+    max_running: Count = 256  # sequences a replica decodes together (vLLM allows up to 1024 on large devices)
     token_scale: Count = 1
 
 

@@ -1,16 +1,19 @@
 """Weights & Biases as a mirror: a process of its own, fed one JSON line a step.
 
 Local files are the truth. W&B is imported by the child only, so that whatever it does (hang, die, be slow,
-be absent) the run and its numbers are the same. Names are verl's where it has one.
+be absent) the run and its numbers are the same; a measured run is mirrored when it is over. Names are verl's
+where it has one.
 
     python -m harness.sinks.wandb_        the child; reads lines {"init": ...}, {"log": ...}, {"summary": ...}
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -98,8 +101,10 @@ class Mirror:
 
     def finish(self, summary: Mapping[str, Any] | None) -> str:
         """Wait for the child, and say how it went, in a word or a line."""
+        if self.mode == "disabled" or self._said is None:
+            return "disabled" if self.mode == "disabled" else "nothing was mirrored"
         if self._child is None:
-            return self.mode if self.mode == "disabled" else "failed: it could not be started"
+            return "failed: it could not be started"
         kept = ("makespan_s", "migrations", "shifts", "weights_sha256", "oversubscribed")
         self._unsent += _line({"summary": {key: (summary or {}).get(key) for key in kept}})
         assert self._child.stdin is not None
@@ -112,10 +117,16 @@ class Mirror:
         except (subprocess.TimeoutExpired, OSError, ValueError):
             return f"failed: it did not end within {self._patience_s:.0f} s"
         finally:
-            self._child.kill()
-            self._child.wait()
+            self._kill()
             if self._said is not None:
                 self._said.close()
+
+    def _kill(self) -> None:
+        """The child and whatever it has started."""
+        assert self._child is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._child.pid, signal.SIGKILL)
+        self._child.wait()
 
     def _send(self, message: Mapping[str, Any]) -> None:
         """Write what the pipe takes now; the rest stays for the next time."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -94,6 +95,11 @@ def test_live_weights_of_all_systems_at_the_full_recipe(model: str, gpus: int) -
 # ------------------------------------------------------------------------------- killed workers
 
 
+def kill_9(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # the run was over before
+        os.kill(pid, signal.SIGKILL)
+
+
 def killed_somewhere(seed: int, model: str, quiet_s: float) -> tuple[str, Tally]:
     """A run in which one worker process gets SIGKILL at a random moment."""
     rng = random.Random(seed)
@@ -101,7 +107,7 @@ def killed_somewhere(seed: int, model: str, quiet_s: float) -> tuple[str, Tally]
 
     def disturb(workers: LocalCluster) -> None:
         victim = rng.choice(list(workers.workers.values()))
-        asyncio.get_running_loop().call_later(moment_s, os.kill, victim.pid, signal.SIGKILL)
+        asyncio.get_running_loop().call_later(moment_s, kill_9, victim.pid)
 
     system, gpus = rng.choice([("pivot", 2), ("colocated", 2), ("disaggregated", 3), ("pivot", 3)])
     return final(spec_of(system, model, gpus), disturb)
@@ -128,6 +134,27 @@ def test_a_killed_worker_changes_nothing() -> None:
 def test_twenty_killed_workers_change_nothing() -> None:
     check_kills(range(100, 110), "tiny-dense")
     check_kills(range(110, 120), "tiny-moe")
+
+
+def test_a_worker_that_is_killed_while_it_restarts_is_restarted_again() -> None:
+    killed: list[int] = []
+
+    def disturb(workers: LocalCluster) -> None:
+        loop, first = asyncio.get_running_loop(), workers.workers[0]
+
+        def once_more() -> None:
+            if workers.workers[0] is first:
+                loop.call_later(0.02, once_more)
+            else:
+                killed.append(workers.workers[0].pid)
+                kill_9(workers.workers[0].pid)
+
+        loop.call_soon(kill_9, first.pid)
+        loop.call_soon(once_more)
+
+    digest, _ = final(spec_of("pivot", "tiny-dense", 2), disturb)
+    assert killed
+    assert digest == reference("tiny-dense")
 
 
 # ------------------------------------------------------------------------------- unfit workers

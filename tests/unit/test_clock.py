@@ -137,3 +137,12 @@ def test_virtual_time_has_no_preparation() -> None:
         return now_ns()
 
     assert run_virtual(main()) == 1_000_000_000
+
+
+def test_an_error_in_a_callback_ends_a_real_run_too() -> None:
+    async def main() -> None:
+        asyncio.get_running_loop().call_soon(lambda: 1 // 0)
+        await asyncio.sleep(0.05)
+
+    with pytest.raises(ZeroDivisionError):
+        run_live(main())

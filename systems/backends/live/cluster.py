@@ -2,13 +2,14 @@
 
 | what happens to a worker      | how it is noticed                      | what follows                     |
 |-------------------------------|----------------------------------------|----------------------------------|
-| it is killed                  | its connection ends                    | `WorkerLost`; a new process      |
+| it is killed (SIGKILL, -TERM) | its connection ends                    | `WorkerLost`; a new process      |
 | it is given up (`kill`)       | -                                      | the same                         |
 | it does not start             | no hello in time, or it ends before    | `ClusterUnfit`: the run ends     |
 | it hangs                      | no beat, or no answer in time          | the same                         |
-| it is out of memory, or fails | it says so, and ends                   | the same                         |
+| it is out of memory, or fails | it says so, or ends in another way     | the same                         |
 
-What would happen again is not tried again: a run with a worker that hangs is no measurement.
+What would happen again is not tried again: a run with a worker that hangs is no measurement. A process that
+the kernel kills for want of memory looks killed: it is replaced until it was killed too often.
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ class Limits:
     train_s: float = 600.0  # a gradient or an optimizer step
     beats: int = 15  # beats missed in a row
     restarts: int = 20  # of one device in one run; more means that it will not stay up
+
+
+KILLED_BY = (-signal.SIGKILL, -signal.SIGTERM)  # exit codes of a process that somebody else ended
 
 
 class Cause(StrEnum):
@@ -93,7 +97,8 @@ class Worker(asyncio.Protocol):
     # ------------------------------------------------------------------------------- life
 
     async def started(self) -> None:
-        """Returns when the process says hello. Raises `ClusterUnfit` if it does not."""
+        """Returns when the process says hello. Raises `WorkerLost` if it was killed before, and
+        `ClusterUnfit` if it does not start."""
         await self._loop.create_unix_connection(lambda: self, sock=self._messages)
         try:
             async with asyncio.timeout(self._limits.start_s):
@@ -103,15 +108,18 @@ class Worker(asyncio.Protocol):
         except WorkerLost:
             pass
         if self.lost is not None:
-            raise ClusterUnfit(str(self.lost))
+            raise self.lost if self.cause is Cause.KILLED else ClusterUnfit(str(self.lost))
 
     def check(self) -> None:
         if self.lost is not None:
             raise self.lost
 
     def missed_a_beat(self) -> None:
-        """Called once a beat; too many without a word from the process, and it hangs."""
-        self._missed += 1
+        """Called once a beat; too many without a word from the process, and it hangs.
+
+        Before its hello it imports its libraries and says nothing; `started` watches over that.
+        """
+        self._missed += self._hello.done()
         if self._missed > self._limits.beats:
             self.end(Cause.HUNG, f"gave no sign of life for {self._limits.beats * wire.BEAT_S:.0f} s")
 
@@ -160,10 +168,13 @@ class Worker(asyncio.Protocol):
             self._take(message)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._hello.done():
-            self._fail(Cause.KILLED, _how_it_ended(self._process))
+        code = _exit_code(self._process)
+        if code in KILLED_BY:
+            self._fail(Cause.KILLED, f"signal {-code}")
         else:
-            self._fail(Cause.START, self._last_words() or _how_it_ended(self._process))
+            how = "its connection ended" if code is None else f"exit code {code}"
+            how = f"signal {-code}" if code is not None and code < 0 else how
+            self._fail(Cause.FAILED if self._hello.done() else Cause.START, self._last_words() or how)
         self.on_end(cast("WorkerLost", self.lost))
 
     def _take(self, message: wire.Message) -> None:
@@ -244,9 +255,18 @@ class LocalCluster:
     async def prepare(self) -> None:
         """Start all workers at once and wait for all. Raises `ClusterUnfit`."""
         for device in self._devices:
-            self.workers[device] = Worker(device, self.limits, self._command)
+            self._start(device)
         for worker in self.workers.values():
-            await worker.started()
+            try:
+                await worker.started()
+            except WorkerLost as lost:
+                raise ClusterUnfit(str(lost)) from None
+
+    def _start(self, device: int) -> None:
+        try:
+            self.workers[device] = Worker(device, self.limits, self._command)
+        except OSError as error:
+            raise ClusterUnfit(f"device {device}: its worker did not start: {error}") from None
 
     def watch(self) -> None:
         """From now on a worker that stops beating is noticed."""
@@ -256,18 +276,24 @@ class LocalCluster:
                 worker.missed_a_beat()
 
     async def restart(self, device: int) -> None:
-        """A new process for a device whose worker was killed."""
+        """A new process for a device whose worker was killed; another one if that is killed as well."""
         old = self.workers[device]
         if old.lost is None:
             old.kill()
-        if old.cause is not Cause.KILLED:
-            raise ClusterUnfit(str(old.lost))
-        self._restarts[device] += 1
-        if self._restarts[device] > self.limits.restarts:
-            raise ClusterUnfit(f"{old.lost}; it was restarted {self.limits.restarts} times")
-        old.close()
-        self.workers[device] = Worker(device, self.limits, self._command)
-        await self.workers[device].started()
+        while True:
+            if old.cause is not Cause.KILLED:
+                raise ClusterUnfit(str(old.lost))
+            self._restarts[device] += 1
+            if self._restarts[device] > self.limits.restarts:
+                raise ClusterUnfit(f"{old.lost}; it was restarted {self.limits.restarts} times")
+            old.close()
+            self._start(device)
+            old = self.workers[device]
+            try:
+                await old.started()
+                return
+            except WorkerLost:
+                continue
 
     def close(self) -> None:
         """No process is left behind."""
@@ -284,9 +310,9 @@ def _environment() -> dict[str, str]:
     return {**os.environ, **one, "PYTHONPATH": path}
 
 
-def _how_it_ended(process: subprocess.Popen[bytes]) -> str:
+def _exit_code(process: subprocess.Popen[bytes]) -> int | None:
+    """Negative for a signal; None if the process is still there."""
     try:
-        code = process.wait(timeout=1)
+        return process.wait(timeout=1)
     except subprocess.TimeoutExpired:
-        return "its connection ended"
-    return f"signal {-code}" if code < 0 else f"exit code {code}"
+        return None

@@ -83,8 +83,9 @@ class Segment:
 
     def close(self) -> None:
         """Give the descriptor up; mappings live on until nobody refers to them."""
-        os.close(self.fd)
-        self._flat = None
+        if self.fd >= 0:
+            os.close(self.fd)
+        self.fd, self._flat = -1, None
 
 
 def allocate(number: int, length: int) -> Segment:
@@ -111,7 +112,7 @@ class ParameterStore:
     def __init__(self) -> None:
         self._versions: dict[str, dict[int, _Version]] = {}  # name -> version -> memory, oldest first
         self._spare: list[Segment] = []
-        self._made = 0
+        self._made: list[Segment] = []
 
     def blank(self, length: int) -> Segment:
         """Memory of `length` fp32 values to be written: a freed segment, or a new one."""
@@ -119,8 +120,9 @@ class ParameterStore:
             if segment.length == length:
                 self._spare.remove(segment)
                 return segment
-        self._made += 1
-        return allocate(self._made, length)
+        segment = allocate(1 + len(self._made), length)
+        self._made.append(segment)
+        return segment
 
     def give_back(self, segment: Segment) -> None:
         """Memory that nobody reads any more."""
@@ -178,8 +180,6 @@ class ParameterStore:
             self.give_back(entries.pop(version).segment)
 
     def close(self) -> None:
-        for entries in self._versions.values():
-            self._spare.extend(entry.segment for entry in entries.values())
-        for segment in self._spare:
+        for segment in self._made:
             segment.close()
         self._spare, self._versions = [], {}

@@ -78,9 +78,10 @@ class LiveTrainer:
         return version
 
     def close(self) -> None:
+        """A rank that outlives the unit may still write gradients, so their memory is not used again."""
         self._cancel()
         if self._exchange is not None:
-            self._store.give_back(self._exchange)
+            self._exchange.close()
             self._exchange = None
 
     def _cancel(self) -> None:

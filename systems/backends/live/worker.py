@@ -27,7 +27,7 @@ from systems.backends.live import wire
 from systems.backends.live.roles import Generation, Learning, ServingRole, TrainingRole, preload
 from systems.backends.live.store import Segment, floats, layout_from_json
 
-OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "bad_alloc")
+OUT_OF_MEMORY = ("can't allocate memory", "annot allocate memory", "not enough memory", "bad_alloc")
 
 
 # What a step did and took: sequences decoded, their context tokens, context tokens read in, seconds.

@@ -169,6 +169,7 @@ def from_config(raw: Mapping[str, Any], name: str) -> Architecture:
             raise ArchitectureError(f"field '{keys[0]}' is missing")
         return default
 
+    _refuse(config)
     layers, hidden, heads = number("num_hidden_layers"), number("hidden_size"), number("num_attention_heads")
     if min(layers, hidden, heads) == 0:
         raise ArchitectureError("num_hidden_layers, hidden_size and num_attention_heads must be positive")
@@ -202,10 +203,25 @@ def from_config(raw: Mapping[str, Any], name: str) -> Architecture:
     )
 
 
+def _refuse(config: Mapping[str, Any]) -> None:
+    """What would be charged wrongly, silently."""
+    for field, what in (
+        ("kv_lora_rank", "compressed attention"),
+        ("quantization_config", "quantised weights"),
+        ("mlp_only_layers", "experts in some layers only"),
+    ):
+        if config.get(field):
+            raise ArchitectureError(f"field '{field}': {what} is not modelled")
+    if config.get("decoder_sparse_step", 1) != 1:
+        raise ArchitectureError("field 'decoder_sparse_step': experts in some layers only is not modelled")
+    if config.get("use_sliding_window"):
+        raise ArchitectureError("field 'use_sliding_window': sliding attention is not modelled")
+
+
 def _linear_layers(config: Mapping[str, Any], layers: int) -> int:
     kinds = config.get("layer_types")
     if kinds is not None:
-        known = {"full_attention", "linear_attention", "sliding_attention"}
+        known = {"full_attention", "linear_attention"}
         strange = sorted(set(kinds) - known)
         if strange:
             raise ArchitectureError(f"layer_types has '{strange[0]}', which is not modelled")

@@ -25,7 +25,7 @@ from systems.types import SERVING, Role, Shift, Speed, Step
 
 HERE = Path(__file__).parent
 ENGINE = "vllm"
-TOKEN_BUDGET = 8192  # tokens a step: vLLM's default on such devices
+TOKEN_BUDGET = 8192  # tokens a step: what vLLM's server takes on devices of 70 GiB and more
 NO_FACTORS = dict.fromkeys(("compute", "memory", "link", "host", "training", "shift"), 1.0)
 PLANNER_BATCH = 8  # the small batch that the planner's straight line goes through
 

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 BLOCK = 16  # tokens of a KV block
+SAME_MOMENT_S = 1e-9  # a clock of whole nanoseconds may be that late for a step boundary
 
 
 class Costs(NamedTuple):
@@ -247,7 +248,7 @@ class Replica:
         if self._next is None or not self._generating:
             self._time = max(self._time, now_s)
             self._plan()
-        elif self._time >= now_s:
+        elif self._time >= now_s - SAME_MOMENT_S:
             self._plan()
         else:
             self._next = (self._time + self._elapsed(1), 1)

@@ -14,7 +14,7 @@ from systems.backends.sim.durations import ServingDurations
 from systems.backends.sim.lengths import LengthSource
 from systems.backends.sim.lifeline import Lifeline
 from systems.backends.sim.replica import Arrival, Replica
-from systems.clock import now_ns
+from systems.clock import now_ns, to_ns
 from systems.mailbox import Mailbox
 from systems.types import NS_PER_S, Role
 
@@ -56,6 +56,7 @@ class SimReplica:
 
     async def abort(self, sequences: Collection[int]) -> list[TokenChunk]:
         self._life.check()
+        self._settle()
         self._join()
         self._replica.pace = self._slowdown(self.devices)
         found = self._replica.abort(now_ns() / NS_PER_S, sequences)
@@ -100,6 +101,11 @@ class SimReplica:
             self._stream.put(self._life.end(why))
 
     # ------------------------------------------------------------------------ on the clock
+
+    def _settle(self) -> None:
+        """What is due at this very nanosecond comes first."""
+        while (due := self._replica.next_s()) is not None and to_ns(due) <= now_ns():
+            self._change(due)
 
     def _join(self) -> None:
         """What was submitted at this moment is now the replica's."""
