@@ -150,6 +150,7 @@ class Worker(asyncio.Protocol):
     def close(self) -> None:
         """Kill and reap the process; frees everything."""
         self._kill()
+        self._fail(Cause.KILLED, "closed")
         self._process.wait()
         if self._transport is not None:
             self._transport.abort()
@@ -168,6 +169,11 @@ class Worker(asyncio.Protocol):
             self._take(message)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self.lost is None:
+            self._explain_end()
+        self.on_end(cast("WorkerLost", self.lost))
+
+    def _explain_end(self) -> None:
         code = _exit_code(self._process)
         if code in KILLED_BY:
             self._fail(Cause.KILLED, f"signal {-code}")
@@ -175,7 +181,6 @@ class Worker(asyncio.Protocol):
             how = "its connection ended" if code is None else f"exit code {code}"
             how = f"signal {-code}" if code is not None and code < 0 else how
             self._fail(Cause.FAILED if self._hello.done() else Cause.START, self._last_words() or how)
-        self.on_end(cast("WorkerLost", self.lost))
 
     def _take(self, message: wire.Message) -> None:
         match message["op"]:
