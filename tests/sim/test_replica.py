@@ -142,3 +142,45 @@ def test_aborts_lose_nothing_but_the_step_under_way(
     assert set(left) == set(lengths)
     assert replica._free == bounds.blocks
     assert not replica._prefixes
+
+
+class NeverAhead(Replica):
+    """Takes each step boundary as an event of its own."""
+
+    def _look_ahead(self) -> None:
+        pass
+
+
+Happening = tuple[str, int]  # an arrival, an abort or a look at everybody's progress; of which sequence
+happenings = st.lists(
+    st.tuples(
+        st.sampled_from([0.0, 0.001, 0.002, 0.004, 0.3]),  # seconds after the one before; a step takes 5 ms
+        st.tuples(st.sampled_from(["add", "add", "add", "abort", "look"]), st.integers(0, 40)),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(happenings, st.sampled_from([16, 64, 2048]), st.integers(25, 120))
+def test_looking_ahead_changes_nothing(
+    drawn: list[tuple[float, Happening]], budget: int, blocks: int
+) -> None:
+    bounds = Bounds(8, budget, blocks)
+    plain, ahead = NeverAhead(COSTS, bounds), Replica(COSTS, bounds)
+    when, seen = 0.0, 0
+    for gap, (what, number) in drawn:
+        when += gap
+        assert plain.advance(when) == ahead.advance(when)
+        if what == "add":
+            seen += 1
+            arrival = Arrival(seen, 20 + 5 * number, 1 + 3 * number, number % 3, 10 + number)
+            plain.add(when, [arrival])
+            ahead.add(when, [arrival])
+        elif what == "abort":
+            assert plain.abort(when, [number]) == ahead.abort(when, [number])
+        else:
+            assert plain.progress(when) == ahead.progress(when)
+    assert plain.advance(1e6) == ahead.advance(1e6)
+    assert plain._free == ahead._free == blocks
+    assert plain.preemptions == ahead.preemptions

@@ -18,6 +18,8 @@ Invariants
 * Contexts grow by one token a decode step, so the step at which blocks run out follows from how many
   sequences there are in each residue of their context modulo the block.
 * A prefix that a running sequence shares is held once and not read in again; it goes with its last user.
+* Where an arrival ends a stretch at its next step boundary and nothing else happens there, the state is that
+  boundary's at once (`_look_ahead`): one event less. What still comes before it joins that step, or steps back.
 """
 
 from __future__ import annotations
@@ -121,6 +123,7 @@ class Replica:
         self._alpha = self._beta = 0.0
         self._next: tuple[float, int] | None = None  # the next change: its time and the step it comes after
         self._mixed: list[tuple[_Run, int]] | None = None  # what the step under way reads in
+        self._behind: tuple[float, float, float] | None = None  # looking ahead: time, alpha, beta before it
 
     # ------------------------------------------------------------------------- asked from outside
 
@@ -138,8 +141,12 @@ class Replica:
         runs = [_Run(*arrival) for arrival in arrivals]
         self._waiting.extend(runs)
         self._pending += sum(run.context for run in runs)
-        if self._mixed is None and self._admissible():
-            self._interrupt(now_s)
+        if self._mixed is None:
+            if self._admissible():
+                self._interrupt(now_s)
+        elif self._behind is not None and now_s <= self._time:  # that step is yet to begin
+            self._admit(self._mixed)
+            self._read_in(self._mixed)
 
     def abort(self, now_s: float, sequences: Iterable[int]) -> list[tuple[int, int]]:
         """Take these out; (id, tokens generated here) of those there. The step under way is lost."""
@@ -202,6 +209,8 @@ class Replica:
 
     def _catch_up(self, now_s: float) -> None:
         """Take the whole steps until `now_s` that change nothing. Nobody is read in during a stretch."""
+        if self._behind is not None and now_s < self._time:
+            self._step_back()
         if self._mixed is None and self._next is not None:
             steps = min(self._whole_steps(now_s - self._time), self._next[1])
             if steps:
@@ -251,7 +260,35 @@ class Replica:
         elif self._time >= now_s - SAME_MOMENT_S:
             self._plan()
         else:
+            more = self._next[1] > 1  # else somebody ends there, or blocks run out
             self._next = (self._time + self._elapsed(1), 1)
+            if more and self._crossings(2) <= self._free:  # so nobody is preempted there either
+                self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        """Describe the next step boundary already, with who joins there; `_step_back` takes it back."""
+        assert self._next is not None
+        self._behind = (self._time, self._alpha, self._beta)
+        self._time = self._next[0]
+        self._take(1)
+        self._plan()
+
+    def _step_back(self) -> None:
+        """The boundary that was looked ahead to is still to come."""
+        assert self._behind is not None
+        ahead_s = self._time
+        for run, _ in reversed(self._mixed or ()):
+            del self._reading[run.id]
+            self._free += run.own_blocks(self._steps)
+            self._drop_prefix(run)
+            run.read = 0
+            self._admitted -= 1
+            self._waiting.appendleft(run)
+        self._steps -= 1
+        self._kv -= len(self._generating)
+        self._free += self._crossings(1)
+        (self._time, self._alpha, self._beta), self._behind, self._mixed = self._behind, None, None
+        self._next = (ahead_s, 1)
 
     def _change(self, ended: list[Ended]) -> None:
         """The stretch or the mixed step under way is over."""
@@ -261,7 +298,7 @@ class Replica:
             self._take(steps)
         else:
             self._finish_mixed(self._mixed)
-        self._time, self._mixed = when, None
+        self._time, self._mixed, self._behind = when, None, None
         while self._ends and self._ends[0][0] <= self._steps:
             step, sequence = heapq.heappop(self._ends)
             run = self._generating.get(sequence)
@@ -276,8 +313,7 @@ class Replica:
         chunks = self._schedule()
         n = len(self._generating)
         if chunks:
-            self._mixed = chunks
-            self._next = (self._time + self._mixed_s(chunks) * self.pace, 1)
+            self._read_in(chunks)
         elif n:
             self._alpha, self._beta = self.costs.alpha_s(n) * self.pace, self.costs.beta_s(n) * self.pace
             while self._stale(self._ends[0]):
@@ -290,6 +326,11 @@ class Replica:
             self._next = (self._time + self._elapsed(steps), steps)
         else:
             self._next = None
+
+    def _read_in(self, chunks: list[tuple[_Run, int]]) -> None:
+        """The next step is a mixed one that reads these in."""
+        self._mixed = chunks
+        self._next = (self._time + self._mixed_s(chunks) * self.pace, 1)
 
     def _stale(self, entry: tuple[int, int]) -> bool:
         run = self._generating.get(entry[1])
@@ -334,7 +375,14 @@ class Replica:
                 chunks = [entry for entry in chunks if entry[0] is not newest]
                 self._preempt(newest)
             budget = self.bounds.token_budget - len(self._generating) - sum(chunk for _, chunk in chunks)
-        while budget > 0 and self.preemptions == before and self._admissible():
+        if self.preemptions == before:
+            self._admit(chunks)
+        return chunks
+
+    def _admit(self, chunks: list[tuple[_Run, int]]) -> None:
+        """Waiting sequences, first come first served, as far as budget, places and blocks go."""
+        budget = self.bounds.token_budget - len(self._generating) - sum(chunk for _, chunk in chunks)
+        while budget > 0 and self._admissible():
             run = self._waiting[0]
             self._use_prefix(run)
             alone = not (self._generating or self._reading)
@@ -347,7 +395,6 @@ class Replica:
             run.order = self._admitted
             self._reading[run.id] = run
             budget -= chunks[-1][1]
-        return chunks
 
     def _give(self, run: _Run, budget: int, chunks: list[tuple[_Run, int]], forced: bool = False) -> bool:
         """A chunk for `run`, if there are blocks for all of it beside those that generating needs."""
