@@ -106,6 +106,16 @@ class VirtualTimeLoop(_Strict):
                 timer._scheduled = False  # type: ignore[attr-defined]
                 self._ready.append(timer)
 
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        """As asyncio's, without what it does for debugging."""
+        if self.is_closed():
+            raise RuntimeError("the loop of this run is closed")
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:

@@ -150,7 +150,7 @@ class Pipeline:
             "sample.scored", now_ns(), sample=sample.id, reward=sample.reward, true=sample.true_accuracy
         )
         sample.group.judging -= 1
-        if all(other.phase is SamplePhase.SCORED for other in sample.group.samples):
+        if not sample.group.rolling and not sample.group.judging:  # all of them are scored
             self.admission.score(sample.group)
             self._show_progress()
             self._scored.set()

@@ -41,6 +41,7 @@ class SimReplica:
         self._fresh: list[Work] = []  # submitted at this moment: they join together
         self._fresh_tokens = 0
         self._timer: asyncio.Handle | None = None
+        self._due = 0.0  # what the timer is set to
         self._stream: Mailbox[TokenChunk | WorkerLost | None] = Mailbox()
         self._emitted = 0
 
@@ -128,9 +129,12 @@ class SimReplica:
         )
 
     def _schedule(self) -> None:
-        self._cancel_timer()
         due = self._replica.next_s()
+        if self._timer is not None and due == self._due:
+            return
+        self._cancel_timer()
         if due is not None and self._life.alive:
+            self._due = due
             self._timer = self._loop.call_at(due, self._change, due)
 
     def _change(self, due: float) -> None:
