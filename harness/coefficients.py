@@ -20,6 +20,7 @@ from harness.fitting import (
     served_rows,
 )
 from harness.replays import fit_link
+from harness.rl_steps import Parts, Published, Shares, fit_shares, parts_of, published
 from systems.backends.sim.forward import Host
 from systems.backends.sim.hardware import MEASURED_ON, load_hardware
 from systems.backends.sim.kernels import Kernels
@@ -27,6 +28,7 @@ from workloads.groups import architecture
 
 OPERATORS = "ops_h100_sxm_vllm0.19.0_*.csv: ai-dynamo/aiconfigurator systems data, Apache-2.0"
 END_TO_END = "e2e_silicon_hopper.csv: ai-dynamo/aiconfigurator silicon_sample.csv, Apache-2.0"
+RL_STEPS = "rl_step_nemo.csv: NVIDIA-NeMo/RL docs/about/performance-summary.md, Apache-2.0"
 LINK = "first 100 requests of run_rtxpro6000_vllm019_Qwen3-32B.csv: casys-kaist/LLMServingSim, MIT"
 
 
@@ -37,10 +39,13 @@ class Fitted:
     fits: dict[str, Fit]
     kernels: Kernels
     host: Host
+    steps: list[Published]
+    parts: list[Parts]
+    shares: Shares
 
 
 def fit_all(data: Path, said: Callable[[str], None]) -> Fitted:
-    """Kernels, then the host layer on top of them, then the link of devices without NVLink."""
+    """Kernels, the host layer on top of them, the link of devices without NVLink, then training."""
     fits = {}
     for rows in kernel_tables(data):
         fits[rows.name] = fit_kernel(rows)
@@ -51,7 +56,12 @@ def fit_all(data: Path, said: Callable[[str], None]) -> Fitted:
     said(f"host layer of vLLM: {host.step_s * 1e3:.2f} ms a step, {host.layer_s * 1e6:.1f} us a layer")
     link = fit_link(data, model, load_hardware("rtxpro6000"), kernels, host)
     said(f"all-reduce over PCIe: {link.pcie:.2f} of the link")
-    return Fitted(fits, Kernels(kernels.hardware, **{**_by_name(kernels), "all_reduce": link}), host)
+    kernels = Kernels(kernels.hardware, **{**_by_name(kernels), "all_reduce": link})
+    steps, _ = published(data)
+    parts = [parts_of(row, kernels, host) for row in steps]
+    shares = fit_shares(steps, parts)
+    said(f"training: {shares.dense:.2f} of the peak, {shares.experts:.3f} with experts")
+    return Fitted(fits, kernels, host, steps, parts, shares)
 
 
 def _by_name(kernels: Kernels) -> dict[str, Any]:
@@ -59,7 +69,7 @@ def _by_name(kernels: Kernels) -> dict[str, Any]:
 
 
 def write(fitted: Fitted, out: Path) -> list[Path]:
-    """`kernels.toml` and `engines.toml` in `out`."""
+    """`kernels.toml`, `engines.toml` and `training.toml` in `out`."""
     out.mkdir(parents=True, exist_ok=True)
     kernels = {
         name: {
@@ -71,10 +81,16 @@ def write(fitted: Fitted, out: Path) -> list[Path]:
         for name, value in _by_name(fitted.kernels).items()
     }
     engines = {"vllm": _rounded(asdict(fitted.host))}
+    shares = asdict(fitted.shares)
+    training = {
+        "utilisation": _rounded({kind: shares.pop(kind) for kind in ("dense", "experts")}),
+        "fit": {"held_out_error": round(shares["held_out_error"], 4), "rows": shares["rows"]},
+    }
     head = "# Fitted by 'bench calibrate --data DIR'; do not edit. Source: "
     files = {
         "kernels.toml": f"{head}{OPERATORS}.\n# pcie of all_reduce: {LINK}.\n" + tomli_w.dumps(kernels),
         "engines.toml": f"{head}{END_TO_END}.\n" + tomli_w.dumps(engines),
+        "training.toml": f"{head}{RL_STEPS}.\n# Shares of the peak bf16 rate.\n" + tomli_w.dumps(training),
     }
     for name, text in files.items():
         (out / name).write_text(text)

@@ -32,15 +32,16 @@ def prior_of(spec: RunSpec, cost: ClusterDurations, recipe: Recipe) -> Estimates
     means = {role: priors[role].mean for role in SERVING}
     prompts = {Role.ROLLOUT: prompt, Role.REWARD: prompt + means[Role.ROLLOUT]}
     batch = recipe.prompts * recipe.samples
-    tokens = batch * (prompts[Role.ROLLOUT] + means[Role.ROLLOUT])
+    length = prompts[Role.ROLLOUT] + means[Role.ROLLOUT]
+    pairs = (length**2 + (priors[Role.ROLLOUT].cv * means[Role.ROLLOUT]) ** 2) / 2
     return Estimates(
         speed={role: cost.serving[role].speed() for role in SERVING},
         length_mean=means,
         length_cv={role: priors[role].cv for role in SERVING},
         prompt_mean=prompts,
-        train_device_s=cost.training.device_s(round(tokens)),
+        train_device_s=cost.training.device_s(round(batch * length), batch * pairs),
         shift_s=cost.warm_shift_s(),
-        reprefill_s=cost.serving[Role.ROLLOUT].prefill_s(round(prompts[Role.ROLLOUT] + means[Role.ROLLOUT])),
+        reprefill_s=cost.serving[Role.ROLLOUT].prefill_s(round(length)),
     )
 
 
@@ -62,5 +63,5 @@ def floor_of(cost: ClusterDurations, spec: RunSpec) -> Floor:
         devices=gpus,
         serving=serving,
         train_token_device_s=cost.training.token_device_s,
-        train_step_s=spec.group.workload.mini_batches * cost.training.optimizer_s + cost.publish_s(gpus),
+        train_step_s=spec.group.workload.mini_batches * cost.training.step_s(gpus) + cost.publish_s(gpus),
     )

@@ -1,11 +1,13 @@
 """Published RL step times, predicted from few shared parameters: every row is reported, none is gated.
 
-    on policy      generation + log-probabilities and update + overhead, one after the other on all devices
-    off policy     the larger of generation and training, each on half of the devices (an assumption)
+    on policy      generation + log-probabilities and update, one after the other on all devices
+    off policy     the larger of generation and training, each on half of the devices (an assumption); where
+                   several steps may be off, so many steps are generated together, and the tail is theirs
 
 Generation is the simulated replica with lognormal lengths, cut at the published maximum, whose mean is the
-published one; their spread is assumed. Fitted are the shares of the peak that training reaches (dense models,
-experts), a factor on generation, and an overhead: four in all, found without the model that is predicted.
+published one; their spread is assumed. Training is the product's own cost model with the published pipeline.
+Fitted are the shares of the peak that training reaches (dense models, experts) and a factor on generation: three
+in all, found without the model that is predicted. With all models the shares go into `training.toml`.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from scipy.optimize import brentq, least_squares
 
 from harness.fitting import read_rows
 from systems.backends.sim.architecture import Architecture
+from systems.backends.sim.cost import TrainingCost, seconds_a_flop
 from systems.backends.sim.forward import Forward, Host, StepTables
 from systems.backends.sim.kernels import Kernels
 from systems.backends.sim.memory import kv_blocks
@@ -41,7 +44,7 @@ PROMPT = 200  # tokens, assumed
 SIGMA = 0.8  # of log lengths, assumed
 MAX_RUNNING, TOKEN_BUDGET = 512, 8192
 SIMULATED_REPLICAS = 4  # of many alike; the slowest one counts
-START = (0.35, 0.12, 1.3, 10.0)  # utilisation of dense models and of experts, generation's factor, overhead
+START = (0.35, 0.12, 1.3)  # utilisation of dense models and of experts, generation's factor
 Floats = NDArray[np.float64]
 
 
@@ -51,19 +54,22 @@ class Published:
 
     label: str
     model: str
-    on_policy: bool
+    steps_off: int  # 0: on policy
     gpus: int
     responses: int
     mean_tokens: float
     most_tokens: int
     tp: int
+    train_samples: int  # of a mini-batch
+    train_width: int  # devices of a pipeline's stage
+    train_stages: int
     step_s: float
 
 
 def published(data: Path) -> tuple[list[Published], list[str]]:
     """Rows that can be predicted, and labels of those that cannot."""
     columns = ("release", "gpu", "model", "policy", "max_seq_len", "avg_seq_len", "num_gpus", "gen_gbs",
-               "gen_tp_pp", "step_time_s")  # fmt: skip
+               "gen_tp_pp", "train_gbs", "train_tp_cp_ep_pp_vpp", "step_time_s")  # fmt: skip
     rows, left = [], []
     for row in read_rows(data, FILE, columns):
         gpus = int(float(row["num_gpus"]))
@@ -74,12 +80,24 @@ def published(data: Path) -> tuple[list[Published], list[str]]:
             continue
         rows.append(
             Published(
-                label, MODELS[row["model"]], row["policy"] == "On policy", gpus, int(float(row["gen_gbs"])),
+                label, MODELS[row["model"]], _steps_off(row["policy"]), gpus, int(float(row["gen_gbs"])),
                 float(row["avg_seq_len"]), int(float(row["max_seq_len"])),
-                tp, float(row["step_time_s"]),
+                tp, int(float(row["train_gbs"])), *_pipeline(row["train_tp_cp_ep_pp_vpp"]),
+                float(row["step_time_s"]),
             )
         )  # fmt: skip
     return rows, left
+
+
+def _steps_off(policy: str) -> int:
+    """'On policy', '1-step Off', '8-step Off'."""
+    return 0 if policy == "On policy" else int(policy.partition("-")[0])
+
+
+def _pipeline(layout: str) -> tuple[int, int]:
+    """Devices of a stage, and stages: tensor and context parallelism first, stages last but one."""
+    degrees = layout.strip("[]").split(",")
+    return int(degrees[0]) * int(degrees[1]), int(degrees[-2])
 
 
 def lengths(mean: float, most: int, count: int, sigma: float, seed: str) -> list[int]:
@@ -125,32 +143,53 @@ class Parts:
     on_policy: bool
 
     def step_s(self, parameters: Floats) -> float:
-        dense, moe, factor, overhead = parameters
+        dense, moe, factor = parameters
         generation, training = self.generation_s * factor, self.training_s / (moe if self.experts else dense)
         if self.on_policy:
-            return float(generation + training + overhead)
-        return float(max(generation, training) + overhead)
+            return float(generation + training)
+        return float(max(generation, training))
 
 
 def parts_of(row: Published, kernels: Kernels, host: Host) -> Parts:
-    """8 FLOPs a parameter and token: forward, backward, and one pass for log-probabilities."""
     model = architecture(row.model)
-    share = row.gpus if row.on_policy else row.gpus // 2
-    drawn = lengths(
-        row.mean_tokens - PROMPT, row.most_tokens - PROMPT, row.responses, SIGMA, f"rl/{row.label}"
+    share = row.gpus // 2 if row.steps_off else row.gpus
+    together = max(1, row.steps_off)
+    made = lengths(
+        row.mean_tokens - PROMPT, row.most_tokens - PROMPT, row.responses * together, SIGMA, f"rl/{row.label}"
     )
-    flops = 8.0 * model.params_active * row.responses * row.mean_tokens
+    drawn = made[: row.responses]
+    read = [PROMPT + length for length in drawn]
+    training = TrainingCost(
+        model, kernels.hardware, 0.0, 1 / kernels.hardware.bf16_flops, row.train_stages, row.train_width,
+        row.train_samples,
+    )  # fmt: skip
     return Parts(
-        generation_s(model, kernels, host, row.tp, share, drawn),
-        flops / (share * kernels.hardware.bf16_flops),
+        generation_s(model, kernels, host, row.tp, share, made) / together,
+        training.micro_s(sum(read), sum(n * (n + 1) / 2 for n in read), share),
         bool(model.experts),
-        row.on_policy,
+        not row.steps_off,
     )
 
 
-def predict(rows: Sequence[Published], kernels: Kernels, host: Host) -> Floats:
+@dataclass(frozen=True)
+class Shares:
+    """Of the peak that training reaches, and how far off a step is that was predicted without its model."""
+
+    dense: float
+    experts: float
+    held_out_error: float
+    rows: int
+
+
+def fit_shares(rows: Sequence[Published], parts: Sequence[Parts]) -> Shares:
+    measured = np.array([row.step_s for row in rows])
+    dense, experts, _ = fit(parts, measured.tolist())
+    error = float(np.mean(np.abs(predict(rows, parts) / measured - 1)))
+    return Shares(float(dense), float(experts), error, len(rows))
+
+
+def predict(rows: Sequence[Published], parts: Sequence[Parts]) -> Floats:
     """Step times, each model's predicted with parameters fitted on the others."""
-    parts = [parts_of(row, kernels, host) for row in rows]
     found = np.zeros(len(rows))
     for model in {row.model for row in rows}:
         known = [index for index, row in enumerate(rows) if row.model != model]
@@ -168,27 +207,43 @@ def fit(parts: Sequence[Parts], measured: Sequence[float]) -> Floats:
         values = np.exp(logs)
         return np.asarray(np.log(np.array([one.step_s(values) for one in parts]) / np.array(measured)))
 
-    low, high = np.log([0.02, 0.02, 0.5, 0.1]), np.log([0.7, 0.7, 3.0, 60.0])
+    low, high = np.log([0.02, 0.02, 0.5]), np.log([0.7, 0.7, 3.0])
     found = least_squares(residuals, np.log(START), loss="soft_l1", f_scale=0.1, bounds=(low, high))
     return np.asarray(np.exp(found.x))
 
 
-# ------------------------------------------------------------------------------- the tail
+# ------------------------------------------------------------------------------- verl on H20
 
 VERL_FILE = "rl_step_verl.csv"
 VERL_SYSTEM, VERL_MODEL = "verl colocated", "Qwen2.5-Math-7B"
-VERL_MEAN, VERL_SIGMA = 2500.0, 1.2  # tokens; not published, assumed
+# Tokens; not published, assumed. At a mean of 2,500 the published updates would run at 0.9 of the peak.
+VERL_MEAN, VERL_SIGMA = 1500.0, 1.2
 
 
-def verl_generation(data: Path, kernels: Kernels, host: Host) -> list[tuple[int, float, float]]:
-    """(devices, published, simulated) seconds of generation of the 7B run."""
-    columns = ("system", "model", "gpus", "batch_prompts", "samples_per_prompt", "max_tokens", "gen_s")
+@dataclass(frozen=True)
+class Verl:
+    """The 7B run on `gpus` devices: seconds published and simulated."""
+
+    gpus: int
+    generation_s: tuple[float, float]
+    training_s: tuple[float, float]  # log-probabilities and update
+
+
+def verl(data: Path, kernels: Kernels, host: Host, share: float) -> list[Verl]:
+    """`share`: of the peak that training dense models reaches where it was fitted."""
+    columns = ("system", "model", "gpus", "batch_prompts", "samples_per_prompt", "max_tokens", "gen_s",
+               "logp_s", "update_s")  # fmt: skip
     model, found = architecture("Qwen2.5-7B"), []
+    training = TrainingCost(model, kernels.hardware, 0.0, seconds_a_flop(kernels.hardware, share))
     for row in read_rows(data, VERL_FILE, columns):
         if (row["system"], row["model"]) == (VERL_SYSTEM, VERL_MODEL):
             count, gpus = int(row["batch_prompts"]) * int(row["samples_per_prompt"]), int(row["gpus"])
             drawn = lengths(VERL_MEAN, int(row["max_tokens"]), count, VERL_SIGMA, "verl")
-            found.append((gpus, float(row["gen_s"]), _all_replicas_s(model, kernels, host, gpus, drawn)))
+            read = [PROMPT + length for length in drawn]
+            trained_s = training.micro_s(sum(read), sum(n * (n + 1) / 2 for n in read), gpus)
+            generated_s = _all_replicas_s(model, kernels, host, gpus, drawn)
+            published_s = float(row["logp_s"]) + float(row["update_s"])
+            found.append(Verl(gpus, (float(row["gen_s"]), generated_s), (published_s, trained_s)))
     return found
 
 

@@ -154,7 +154,6 @@ def header(spec: RunSpec, parts: Parts) -> dict[str, Any]:
         "seed": spec.seed,
         "gpus": group.cluster.gpus,
         "token_scale": parts.cost.token_scale,
-        "provisional": parts.cost.provisional,
         "extrapolated": parts.cost.extrapolated,
         "staleness_bound": spec.staleness,
         "steps": spec.steps,

@@ -17,7 +17,7 @@ from typing import Any
 from systems.bounds import Floor, SampleWork, ServingFloor, lower_bound_s
 from systems.types import SERVING, Role
 
-SUMMARY_SCHEMA = 1
+SUMMARY_SCHEMA = 2
 NS = 1e9
 SHARES = ("rollout", "reward", "train", "shifting", "idle")
 Event = dict[str, Any]
@@ -338,7 +338,7 @@ class Tally:
         return {
             "summary_schema": SUMMARY_SCHEMA,
             **{key: began[key] for key in ("kind_of_numbers", "system", "model", "policy", "judge")},
-            **{key: began[key] for key in ("seed", "gpus", "staleness_bound", "token_scale", "provisional")},
+            **{key: began[key] for key in ("seed", "gpus", "staleness_bound", "token_scale")},
             "extrapolated": began.get("extrapolated", False),
             "oversubscribed": began.get("oversubscribed", False),
             "makespan_s": makespan_s,

@@ -35,7 +35,8 @@ from harness.replays import (
     read_run,
     simulate,
 )
-from harness.rl_steps import predict, published, verl_generation
+from harness.rl_steps import predict, published, verl
+from harness.shifts import fit_shifts, held_out_shifts, quoted
 from systems.backends.sim.forward import Forward
 from systems.backends.sim.hardware import load_hardware
 from workloads.groups import architecture
@@ -75,7 +76,7 @@ def validate(data: Path) -> Report:
     points: list[pd.DataFrame] = []
     for part in (
         _kernels(fitted), _tpot(data, fitted), _runs(data, fitted), _h20(data, fitted),
-        _rl_steps(data, fitted), _tail(data, fitted),
+        _rl_steps(data, fitted), _verl(data, fitted), _shifts(),
     ):  # fmt: skip
         for check, measured, predicted in part:
             checks.append(check)
@@ -184,7 +185,7 @@ def _h20(data: Path, fitted: Fitted) -> Part:
 def _rl_steps(data: Path, fitted: Fitted) -> Part:
     """Whole RL steps, every row by itself; those of models that are not modelled are counted."""
     rows, left = published(data)
-    predicted = predict(rows, fitted.kernels, fitted.host)
+    predicted = predict(rows, fitted.parts)
     for row, found in zip(rows, predicted, strict=True):
         note = "signed error; parameters fitted without this model; reported, not gated"
         check = Check(f"RL step, {row.label}", float(found / row.step_s - 1), None, None, note)
@@ -194,15 +195,37 @@ def _rl_steps(data: Path, fitted: Fitted) -> Part:
     yield Check("RL steps, MAPE of these rows", float(off.mean()), None, None, note), np.zeros(0), np.zeros(0)
 
 
-def _tail(data: Path, fitted: Fitted) -> Part:
-    """verl's 7B run generated no faster on 128 devices than on 64: one sequence is the longest."""
-    found = verl_generation(data, replace(fitted.kernels, hardware=load_hardware("h20")), fitted.host)
-    measured = np.array([published_s for _, published_s, _ in found])
-    simulated = np.array([simulated_s for _, _, simulated_s in found])
-    speeds = {gpus: (p, s) for gpus, p, s in found}
-    ours, theirs = (speeds[64][which] / speeds[128][which] for which in (1, 0))
+def _shifts() -> Part:
+    """Warm shifts and new versions as others report them; every system's shifts without its own rows."""
+    updates, shifts = quoted()
+    fit = fit_shifts(updates, shifts)
+    pairs = [(f"update, {row.what}", row.seconds, fit.updated_s(row), "fitted") for row in updates]
+    pairs += [
+        (f"shift, {row.system} {row.what}", row.seconds, found, "without its system")
+        for row, found in held_out_shifts(updates, shifts)
+    ]
+    for name, quoted_s, found, how in pairs:
+        note = f"signed error, {how}; bytes are inference; reported, not gated"
+        check = Check(name, found / quoted_s - 1, None, None, note)
+        yield check, np.array([quoted_s]), np.array([found])
+
+
+def _verl(data: Path, fitted: Fitted) -> Part:
+    """A 7B run on H20s, by its parts. Generation was no faster on 128 than on 64: one sequence is the longest."""
+    kernels = replace(fitted.kernels, hardware=load_hardware("h20"))
+    found = verl(data, kernels, fitted.host, fitted.shares.dense)
+    by_gpus = {one.gpus: one for one in found}
+    theirs, ours = (by_gpus[64].generation_s[i] / by_gpus[128].generation_s[i] for i in (0, 1))
     note = (
         f"speed-up of generation from 64 to 128 H20: simulated {ours:.2f}, published {theirs:.2f}, without a "
         "tail 2; lengths assumed, device extrapolated; reported, not gated"
     )
+    measured, simulated = (np.array([one.generation_s[i] for one in found]) for i in (0, 1))
     yield Check("tail of verl's 7B run", ours / theirs - 1, None, None, note), measured, simulated
+    for one in found:
+        published_s, trained_s = one.training_s
+        note = "signed error; lengths assumed, device extrapolated; reported, not gated"
+        check = Check(
+            f"training of verl's 7B run, {one.gpus} H20", trained_s / published_s - 1, None, None, note
+        )
+        yield check, np.array([published_s]), np.array([trained_s])

@@ -34,7 +34,7 @@ def command(
             raise unknown("figure", name, FIGURES)
     chosen = open_runs(results, runs, kind)
     label = str(one_kind(chosen))
-    for caveat in ("provisional", "extrapolated", "oversubscribed"):
+    for caveat in ("extrapolated", "oversubscribed"):
         if any(run.summary.get(caveat) for run in chosen):
             label += f", {caveat}"
     tables = {name: FIGURES[name].data(chosen) for name in names}  # all are refused, or none

@@ -43,6 +43,11 @@ class MicroBatch:
     def total_tokens(self) -> int:
         return sum(sample.total_tokens for sample in self.samples)
 
+    @property
+    def total_pairs(self) -> float:
+        """(query, key) pairs of causal attention."""
+        return sum(n * (n + 1) / 2 for n in (sample.total_tokens for sample in self.samples))
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:

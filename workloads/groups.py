@@ -35,6 +35,7 @@ class Pair(Table):
     judge: str
     policy_tp: Count
     judge_tp: Count
+    train_stages: Count = 1  # of a training pipeline (1: sharded data parallelism)
 
 
 class Cluster(Table):
@@ -175,6 +176,9 @@ def modelled(group: ModelGroup, real: bool) -> ClusterCost:
         policy_tp=group.pair.policy_tp,
         judge_tp=group.pair.judge_tp,
         max_running=group.cluster.max_running,
+        gpus_per_node=group.cluster.gpus_per_node,
+        train_stages=group.pair.train_stages,
+        mini_batch_samples=group.workload.prompts * group.workload.samples // group.workload.mini_batches,
         token_scale=group.cluster.token_scale if real else 1,
         factors=group.costs.model_dump(),
     )

@@ -46,7 +46,6 @@ def render(summary: dict[str, Any]) -> str:
 def caveats(summary: dict[str, Any]) -> list[str]:
     """What a reader of any number of this run must know."""
     known = {
-        "provisional": "training and shift costs are provisional",
         "extrapolated": "kernel times are extrapolated from another device",
         "oversubscribed": "oversubscribed: more workers than cores, not to be compared",
     }

@@ -7,6 +7,7 @@ class is the co-simulated backend.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 
 from systems.backends.sim.durations import ClusterDurations
@@ -27,6 +28,7 @@ class SimBackend:
         self._learner = learner
         self._slow: dict[int, float] = {}
         self._owner: dict[int, SimReplica | SimTrainer | Lifeline] = {}  # what runs on a device now
+        self._copying: dict[int, None] = {}  # devices that move bytes over their node's host memory
 
     async def prepare(self) -> None:
         """Simulated devices are there."""
@@ -39,10 +41,28 @@ class SimBackend:
         for device in shift.devices:
             self._owner[device] = life
         for step in (Step.PARK, Step.RELEASE, Step.LOAD, Step.WARM, Step.READY):
-            seconds, moved = self.cost.phase(step, shift)
+            yield PhaseDone(step, await self._phase(step, shift, life))
+
+    async def _phase(self, step: Step, shift: Shift, life: Lifeline) -> int:
+        """Bytes moved. A copy keeps the rate that it begins with, among all that copy at that moment."""
+        seconds, moved = self.cost.phase(step, shift)
+        copying = shift.devices if moved else ()
+        self._copying.update(dict.fromkeys(copying))
+        try:
+            if moved:
+                await asyncio.sleep(0)  # who else begins now
+                seconds += self.cost.copy_s(moved, self._sharing(shift))
             if seconds:
                 await life.sleep(seconds * self._slowdown(shift.devices))
-            yield PhaseDone(step, moved)
+        finally:
+            for device in copying:
+                del self._copying[device]
+        return moved
+
+    def _sharing(self, shift: Shift) -> int:
+        """Devices that copy in the most crowded node of a shift."""
+        nodes = Counter(device // self.cost.gpus_per_node for device in self._copying)
+        return max(nodes[device // self.cost.gpus_per_node] for device in shift.devices)
 
     def serving(self, lease: Lease) -> SimReplica:
         devices = lease.placement.devices

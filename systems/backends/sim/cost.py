@@ -1,7 +1,8 @@
 """How long things take on the simulated cluster: serving, training, moving parameters.
 
-Serving is kernels and an engine's host layer (`forward.py`, fitted to public measurements). Training is FLOPs
-over an assumed share of the peak; shifts are seconds and bytes (`shift.toml`). These two are provisional.
+Serving is kernels and an engine's host layer (`forward.py`). Training is FLOPs at what GEMMs reach, and a rest
+that published RL steps imply (`training.toml`). Shifts and publishing are seconds plus bytes through the host memory
+of a node, whose devices share it (`shift.toml`). How well each is known: docs/simulator.md.
 
 With `token_scale` s one token of a small real model stands for s tokens of the modelled pair.
 """
@@ -17,9 +18,15 @@ from typing import Any
 
 from systems.backends.sim.architecture import BYTES_PER_PARAMETER, Architecture
 from systems.backends.sim.forward import Forward, StepTables, engines
-from systems.backends.sim.hardware import Hardware
-from systems.backends.sim.kernels import kernels_of
-from systems.backends.sim.memory import OPTIMIZER_BYTES, kv_blocks, train_devices, weight_bytes
+from systems.backends.sim.hardware import MEASURED_ON, Hardware, load_hardware
+from systems.backends.sim.kernels import coefficients, kernels_of
+from systems.backends.sim.memory import (
+    OPTIMIZER_BYTES,
+    TRAIN_STATE_BYTES,
+    kv_blocks,
+    train_devices,
+    weight_bytes,
+)
 from systems.backends.sim.replica import BLOCK, Bounds, Costs
 from systems.types import SERVING, Role, Shift, Speed, Step
 
@@ -112,22 +119,36 @@ class TrainingCost:
 
     architecture: Architecture
     hardware: Hardware
-    optimizer_s: float
-    utilisation: float
+    control_s: float  # of an optimizer step, beside what it reads and writes
+    flop_s: float  # device-seconds a FLOP, see `seconds_a_flop`
+    stages: int = 1  # of a pipeline; 1 is sharded data parallelism
+    width: int = 1  # tensor parallelism of a pipeline's stage
+    mini_batch_samples: int = 1
     token_scale: int = 1
 
-    def device_s(self, tokens: int) -> float:
-        """Device-seconds for `tokens`: 6 + 2 FLOPs a parameter and token, over the achieved rate."""
-        flops = 8.0 * self.architecture.params_active * tokens * self.token_scale
-        return flops / (self.hardware.bf16_flops * self.utilisation)
+    def device_s(self, tokens: int, pairs: float) -> float:
+        """Device-seconds for `tokens` with `pairs` (query, key) pairs: a forward pass for log-probabilities,
+        and a forward and a backward pass (twice a forward one)."""
+        flops = 4 * forward_flops(self.architecture, tokens * self.token_scale, pairs * self.token_scale**2)
+        return flops * self.flop_s
 
-    def micro_s(self, tokens: int, devices: int) -> float:
-        """Seconds of a micro-batch that all devices share."""
-        return self.device_s(tokens) / devices
+    def micro_s(self, tokens: int, pairs: float, devices: int) -> float:
+        """Seconds of a micro-batch that all devices share, with its part of the pipeline's bubble."""
+        return self.device_s(tokens, pairs) / devices * (1 + self.bubble(devices))
+
+    def bubble(self, devices: int) -> float:
+        """Idle time of a pipeline beside its work, with one sequence a pipelined micro-batch."""
+        pipelines = max(1, devices // (self.stages * self.width))
+        return (self.stages - 1) * pipelines / self.mini_batch_samples
+
+    def step_s(self, devices: int) -> float:
+        """An optimizer step reads and writes all training state once."""
+        moved = 2 * self.architecture.params_total * TRAIN_STATE_BYTES / devices
+        return self.control_s + moved / self.hardware.memory_bytes_per_s
 
     @property
     def token_device_s(self) -> float:
-        return self.device_s(1)
+        return self.device_s(1, 0.0)
 
     @property
     def optimizer_bytes(self) -> float:
@@ -147,8 +168,7 @@ class ClusterCost:
     training: TrainingCost
     phase_s: dict[str, float]
     control_s: dict[str, float]
-    path: dict[str, float]
-    provisional: bool = True  # training and shifts are not calibrated
+    gpus_per_node: int
 
     @property
     def token_scale(self) -> int:
@@ -162,12 +182,13 @@ class ClusterCost:
     def restart_s(self) -> float:
         return self.control_s["restart"]
 
-    @property
-    def _host_bandwidth(self) -> float:
-        return self.training.hardware.pcie_bytes_per_s * self.path["host_share"]
+    def copy_s(self, moved: float, sharing: int) -> float:
+        """A device's bytes to or from host memory, while `sharing` devices of its node copy."""
+        hardware = self.training.hardware
+        return moved / min(hardware.pcie_bytes_per_s, hardware.node_host_bytes_per_s / max(1, sharing))
 
     def phase(self, step: Step, shift: Shift) -> tuple[float, int]:
-        """Seconds plus bytes over the host path; 0 s where the phase does not apply.
+        """Seconds without copying, and the bytes that a device copies; nothing where the phase does not apply.
 
         PARK is for training state; giving up needs a source, taking on needs a target.
         """
@@ -179,7 +200,7 @@ class ClusterCost:
         moved = 0.0
         if step in (Step.PARK, Step.LOAD):
             moved = max(self._bytes(placement.role, len(placement.devices)) for placement in placements)
-        return self.phase_s[step] + moved / self._host_bandwidth, round(moved)
+        return self.phase_s[step], round(moved)
 
     def _bytes(self, role: Role, devices: int) -> float:
         """What each device of a placement reads: a replica's parameters, or its part of the optimizer."""
@@ -190,20 +211,39 @@ class ClusterCost:
 
     def publish_s(self, devices: int) -> float:
         weights = self.training.architecture.params_total * BYTES_PER_PARAMETER / devices
-        return self.control_s["publish"] + weights / self._host_bandwidth
+        return self.control_s["publish"] + self.copy_s(weights, min(devices, self.gpus_per_node))
 
     def update_s(self) -> float:
-        return self.control_s["update"] + self._bytes(Role.ROLLOUT, 1) / self._host_bandwidth
+        """With all of its node: replicas are told of a version at the same moment."""
+        return self.control_s["update"] + self.copy_s(self._bytes(Role.ROLLOUT, 1), self.gpus_per_node)
 
     def warm_shift_s(self) -> float:
         """A typical shift into a serving role, for the planner's first estimate."""
-        slowest = max(self._bytes(role, 1) for role in self.serving)
-        return sum(self.phase_s.values()) + slowest / self._host_bandwidth
+        slowest = max(self.copy_s(self._bytes(role, 1), self.serving[role].devices) for role in self.serving)
+        return sum(self.phase_s.values()) + slowest
+
+
+def forward_flops(model: Architecture, tokens: float, pairs: float) -> float:
+    """Of one forward pass: 2 a parameter and token; 4 a head dimension for each pair that attends."""
+    return 2.0 * model.params_active * tokens + 4.0 * model.full_layers * model.heads * model.head_dim * pairs
+
+
+def seconds_a_flop(hardware: Hardware, share: float) -> float:
+    """Device-seconds of training a FLOP, where training on `MEASURED_ON` reaches `share` of the peak.
+
+    GEMMs reach the kernels' share of any device's peak. What training takes beside them (links, memory, host,
+    imbalance) does not hang on the peak: it takes as long here as there.
+    """
+    measured = load_hardware(MEASURED_ON)
+    gemm: float = coefficients()["gemm"].compute
+    rest = (1 / share - 1 / gemm) / measured.bf16_flops
+    return 1 / (hardware.bf16_flops * gemm) + max(0.0, rest)
 
 
 def cluster_cost(
     policy: Architecture, judge: Architecture, hardware: Hardware, *, policy_tp: int, judge_tp: int,
-    max_running: int, token_scale: int = 1, factors: Mapping[str, float] = NO_FACTORS,
+    max_running: int, gpus_per_node: int = 8, train_stages: int = 1, mini_batch_samples: int = 512,
+    token_scale: int = 1, factors: Mapping[str, float] = NO_FACTORS,
 ) -> ClusterCost:  # fmt: skip
     """The cost model of a model group; `factors` multiply its coefficients (see `NO_FACTORS`)."""
     by = {**NO_FACTORS, **factors}
@@ -213,18 +253,30 @@ def cluster_cost(
         memory_bytes_per_s=hardware.memory_bytes_per_s * by["memory"],
         nvlink_bytes_per_s=hardware.nvlink_bytes_per_s * by["link"],
         pcie_bytes_per_s=hardware.pcie_bytes_per_s * by["link"],
+        node_host_bytes_per_s=hardware.node_host_bytes_per_s * by["link"],
     )
     shift: dict[str, Any] = tomllib.loads((HERE / "shift.toml").read_text())
-    utilisation: dict[str, float] = tomllib.loads((HERE / "training.toml").read_text())
-    share = utilisation["moe" if policy.experts else "dense"] * by["training"]
+    trained: dict[str, dict[str, float]] = tomllib.loads((HERE / "training.toml").read_text())
+    share = trained["utilisation"]["experts" if policy.experts else "dense"]
+    flop_s = seconds_a_flop(hardware, share) / by["training"]
     phase_s, control_s = ({k: v * by["shift"] for k, v in shift[t].items()} for t in ("phase_s", "control_s"))
+    training = TrainingCost(
+        policy,
+        hardware,
+        control_s["optimizer"],
+        flop_s,
+        train_stages,
+        policy_tp,
+        mini_batch_samples,
+        token_scale,
+    )
     return ClusterCost(
         serving={
             Role.ROLLOUT: ServingCost(policy, hardware, policy_tp, max_running, token_scale, by["host"]),
             Role.REWARD: ServingCost(judge, hardware, judge_tp, max_running, token_scale, by["host"]),
         },
-        training=TrainingCost(policy, hardware, control_s["optimizer"], share, token_scale),
+        training=training,
         phase_s=phase_s,
         control_s=control_s,
-        path=shift["path"],
+        gpus_per_node=gpus_per_node,
     )

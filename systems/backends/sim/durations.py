@@ -60,9 +60,6 @@ class TrainingDurations(Protocol):
     """The training unit."""
 
     @property
-    def optimizer_s(self) -> float: ...
-
-    @property
     def smallest_unit(self) -> int:
         """Devices that the training state needs at least."""
         ...
@@ -72,17 +69,21 @@ class TrainingDurations(Protocol):
         """Device-seconds that a token takes at least."""
         ...
 
-    def device_s(self, tokens: int) -> float:
-        """Device-seconds of a whole RL step's gradients over `tokens`."""
+    def device_s(self, tokens: int, pairs: float) -> float:
+        """Device-seconds of a whole RL step's gradients: `tokens`, and `pairs` of them that attend."""
         ...
 
-    def micro_s(self, tokens: int, devices: int) -> float:
+    def micro_s(self, tokens: int, pairs: float, devices: int) -> float:
         """Seconds that one of many micro-batches adds to a unit of `devices`."""
+        ...
+
+    def step_s(self, devices: int) -> float:
+        """One optimizer step beyond its gradients."""
         ...
 
 
 class ClusterDurations(Protocol):
-    """All durations of one model group on one cluster. `provisional` ones are not validated."""
+    """All durations of one model group on one cluster."""
 
     @property
     def serving(self) -> Mapping[Role, ServingDurations]: ...
@@ -94,9 +95,6 @@ class ClusterDurations(Protocol):
     def token_scale(self) -> int: ...
 
     @property
-    def provisional(self) -> bool: ...
-
-    @property
     def extrapolated(self) -> bool:
         """Do kernel times on this device come from another one?"""
         ...
@@ -106,8 +104,15 @@ class ClusterDurations(Protocol):
         """From a worker's death to its device being leasable."""
         ...
 
+    @property
+    def gpus_per_node(self) -> int: ...
+
     def phase(self, step: Step, shift: Shift) -> tuple[float, int]:
-        """Seconds of a shift's phase after its drain, and the most bytes that one device moves in it."""
+        """Of a shift's phase after its drain: seconds without copying, and the most bytes a device copies."""
+        ...
+
+    def copy_s(self, moved: float, sharing: int) -> float:
+        """Copying so many bytes while `sharing` devices of the node copy, this one included."""
         ...
 
     def publish_s(self, devices: int) -> float: ...

@@ -70,12 +70,15 @@ class FittedTraining:
     mini_batches: int
     smallest_unit: int = 1
 
-    def device_s(self, tokens: int) -> float:
+    def device_s(self, tokens: int, pairs: float) -> float:
         return self.mini_batches * self.micro_batches * self.micro_batch_s + self.token_device_s * tokens
 
-    def micro_s(self, tokens: int, devices: int) -> float:
+    def micro_s(self, tokens: int, pairs: float, devices: int) -> float:
         rounds = -(-self.micro_batches // devices)
         return (self.micro_batch_s + self.token_device_s * tokens) * rounds / self.micro_batches
+
+    def step_s(self, devices: int) -> float:
+        return self.optimizer_s
 
 
 @dataclass(frozen=True)
@@ -89,12 +92,15 @@ class FittedCluster:
     updating_s: float
     restart_s: float
     token_scale: int = 1
-    provisional: bool = False
+    gpus_per_node: int = 1
     extrapolated: bool = False
 
     def phase(self, step: Step, shift: Shift) -> tuple[float, int]:
         placements = shift.sources if step in (Step.PARK, Step.RELEASE) else shift.targets
         return max((self.phase_s[placement.role].get(step, 0.0) for placement in placements), default=0.0), 0
+
+    def copy_s(self, moved: float, sharing: int) -> float:
+        return 0.0  # in the phases
 
     def publish_s(self, devices: int) -> float:
         return self.publishing_s

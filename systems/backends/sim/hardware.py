@@ -41,6 +41,7 @@ class Hardware:
     pcie_bytes_per_s: float
     rdma_bytes_per_s: float
     host_memory_bytes: float
+    node_host_bytes_per_s: float  # that all devices of a node copy to or from host memory together
 
     @property
     def extrapolated(self) -> bool:

@@ -62,11 +62,13 @@ class SimTrainer:
         self._learner.begin(batch)
 
     async def accumulate(self, micro: MicroBatch) -> None:
-        await self._sleep(self._cost.training.micro_s(micro.total_tokens, len(self.devices)))
+        await self._sleep(
+            self._cost.training.micro_s(micro.total_tokens, micro.total_pairs, len(self.devices))
+        )
         self._learner.accumulate(micro)
 
     async def step(self) -> TrainStats:
-        await self._sleep(self._cost.training.optimizer_s)
+        await self._sleep(self._cost.training.step_s(len(self.devices)))
         return self._learner.step()
 
     async def publish(self) -> int:
