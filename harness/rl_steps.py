@@ -6,8 +6,8 @@
 
 Generation is the simulated replica with lognormal lengths, cut at the published maximum, whose mean is the
 published one; their spread is assumed. Training is the product's own cost model with the published pipeline.
-Fitted are the shares of the peak that training reaches (dense models, experts) and a factor on generation: three
-in all, found without the model that is predicted. With all models the shares go into `training.toml`.
+Fitted are the shares of the peak that training reaches (dense models, experts) and a factor on generation:
+three in all, found without the model that is predicted. With all models the shares go into `training.toml`.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     a warm shift    control + bytes a device / (the same)
 
 The first gives what a node's devices copy together, by kind of device, and the control of an update; the
-second, with the copying taken off, the control of a shift: the median, because the reports differ by more than
-their models do. How a shift's seconds divide among its phases is assumed.
+second, with the copying taken off, the control of a shift: the median, because the reports differ by more
+than their models do. How a shift's seconds divide among its phases is assumed.
 """
 
 from __future__ import annotations

@@ -164,8 +164,8 @@ def _h20(data: Path, fitted: Fitted) -> Part:
     columns = ("model", "tp", "batch", "non_attention_step_ms", "attention_us_per_kv_token")
     rows = read_rows(data, "h20_decode_quoted.csv", (*columns, "attention_offset_ms"))
     kernels = replace(fitted.kernels, hardware=load_hardware("h20"))
-    for quoted, name in H20_MODELS.items():
-        chosen = [row for row in rows if row["model"] == quoted]
+    for label, name in H20_MODELS.items():
+        chosen = [row for row in rows if row["model"] == label]
         forward = Forward(architecture(name), kernels, fitted.host, int(chosen[0]["tp"]))
         batch = np.array([float(row["batch"]) for row in chosen])
         fixed = [float(row["non_attention_step_ms"]) + float(row["attention_offset_ms"]) for row in chosen]
@@ -211,7 +211,7 @@ def _shifts() -> Part:
 
 
 def _verl(data: Path, fitted: Fitted) -> Part:
-    """A 7B run on H20s, by its parts. Generation was no faster on 128 than on 64: one sequence is the longest."""
+    """A 7B run on H20s, by its parts. Generation was no faster on 128 than on 64: one sequence is longest."""
     kernels = replace(fitted.kernels, hardware=load_hardware("h20"))
     found = verl(data, kernels, fitted.host, fitted.shares.dense)
     by_gpus = {one.gpus: one for one in found}

@@ -1,8 +1,8 @@
 """How long things take on the simulated cluster: serving, training, moving parameters.
 
-Serving is kernels and an engine's host layer (`forward.py`). Training is FLOPs at what GEMMs reach, and a rest
-that published RL steps imply (`training.toml`). Shifts and publishing are seconds plus bytes through the host memory
-of a node, whose devices share it (`shift.toml`). How well each is known: docs/simulator.md.
+Serving is kernels and an engine's host layer (`forward.py`). Training is FLOPs at what GEMMs reach, and a
+rest that published RL steps imply (`training.toml`). Shifts and publishing are seconds plus bytes through the
+host memory of a node, whose devices share it (`shift.toml`). How well each is known: docs/simulator.md.
 
 With `token_scale` s one token of a small real model stands for s tokens of the modelled pair.
 """
@@ -188,7 +188,7 @@ class ClusterCost:
         return moved / min(hardware.pcie_bytes_per_s, hardware.node_host_bytes_per_s / max(1, sharing))
 
     def phase(self, step: Step, shift: Shift) -> tuple[float, int]:
-        """Seconds without copying, and the bytes that a device copies; nothing where the phase does not apply.
+        """Seconds without copying, and the bytes that a device copies; nothing where it does not apply.
 
         PARK is for training state; giving up needs a source, taking on needs a target.
         """

@@ -18,8 +18,9 @@ Invariants
 * Contexts grow by one token a decode step, so the step at which blocks run out follows from how many
   sequences there are in each residue of their context modulo the block.
 * A prefix that a running sequence shares is held once and not read in again; it goes with its last user.
-* Where an arrival ends a stretch at its next step boundary and nothing else happens there, the state is that
-  boundary's at once (`_look_ahead`): one event less. What still comes before it joins that step, or steps back.
+* Where an arrival ends a stretch at its next step boundary and nothing else happens there, the state is
+  that boundary's at once (`_look_ahead`): one event less. What still comes before it joins that step, or
+  steps back.
 """
 
 from __future__ import annotations
