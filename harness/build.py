@@ -50,17 +50,23 @@ class Learned(Protocol):
 
 def build(spec: RunSpec) -> Parts:
     """Assemble a run; raises `UsageError` or `UnfitError` before anything has started."""
+    cost, layout, recipe = check_request(spec)
+    backend, workload, learned = BUILDERS[spec.backend](spec, cost, recipe)
+    if spec.group.faults.losses:
+        backend = FaultyBackend(backend, draw_losses(spec, layout))
+    prior, floor = prior_of(spec, cost, recipe), floor_of(cost, spec)
+    return Parts(layout, recipe, cost, backend, workload, prior, floor, learned)
+
+
+def check_request(spec: RunSpec) -> tuple[ClusterDurations, Layout, Recipe]:
+    """Can this run start? Raises `UsageError` with the numbers; loads no weights."""
     cost = cost_of(spec)
     layout = layout_of(spec.group, cost.training.smallest_unit, SYSTEMS[spec.system].time_shares)
     recipe = recipe_of(spec.group, spec.steps, spec.staleness)
     if spec.calibration is None:
         check_divides(spec.group)
     check_fits(spec, cost)
-    backend, workload, learned = BUILDERS[spec.backend](spec, cost, recipe)
-    if spec.group.faults.losses:
-        backend = FaultyBackend(backend, draw_losses(spec, layout))
-    prior, floor = prior_of(spec, cost, recipe), floor_of(cost, spec)
-    return Parts(layout, recipe, cost, backend, workload, prior, floor, learned)
+    return cost, layout, recipe
 
 
 Built = tuple[Backend, Workload, Learned | None]

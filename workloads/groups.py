@@ -5,13 +5,16 @@ Everything that `--set table.key=value` can change is a field here; unknown keys
 
 from __future__ import annotations
 
+import hashlib
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from systems.backends.sim.architecture import Architecture
+from systems.backends.sim.cost import HERE as COEFFICIENTS
 from systems.backends.sim.cost import ClusterCost, cluster_cost
 from systems.backends.sim.hardware import load_hardware
 from systems.types import Publishing
@@ -141,6 +144,15 @@ class ModelGroup(Table):
     faults: Faults = Faults()
     real: Real | None = None
     custom: dict[str, dict[str, Any]] = {}  # shapes of models given as a config.json, by name
+
+
+@cache
+def costs_sha256() -> str:
+    """Of every coefficient that a simulated duration comes from."""
+    sha = hashlib.sha256((HERE / "architectures.toml").read_bytes())
+    for path in sorted([*COEFFICIENTS.glob("*.toml"), *COEFFICIENTS.glob("hardware/*.toml")]):
+        sha.update(path.name.encode() + path.read_bytes())
+    return sha.hexdigest()
 
 
 def group_names() -> list[str]:
