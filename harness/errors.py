@@ -24,6 +24,18 @@ class UnfitError(BenchError):
     code = UNFIT
 
 
+class CheckFailed(BenchError):
+    """A check that the user asked for did not hold."""
+
+    code = CHECK_FAILED
+
+
+class CellsFailed(BenchError):
+    """Some runs of a sweep failed; the others are there."""
+
+    code = CELLS_FAILED
+
+
 class InvalidRun(BenchError):
     """A run ended with a number that cannot be: it counts for nothing."""
 

@@ -1,8 +1,9 @@
-"""What a run would ask for, before it is run: lengths by percentile, and what fits in memory."""
+"""What a run or a suite would ask for, before it is run: lengths, memory, cells, time."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import numpy as np
 from harness.build import longest_context
 from harness.errors import UsageError
 from harness.spec import RunSpec
+from harness.suite import Suite
+from harness.sweep import Forecast, ledger
 from systems.backends.sim.cost import ServingCost
 from systems.backends.sim.memory import TRAIN_STATE_BYTES, weight_bytes
 from systems.types import SERVING, Role
@@ -82,6 +85,45 @@ def memory(spec: RunSpec) -> dict[str, dict[str, Any]]:
         "smallest_unit_devices": cost.training.smallest_unit,
     }
     return found
+
+
+def plan_suite(suite: Suite, root: Path, jobs: int) -> dict[str, Any]:
+    """Cells by system, model, variant and bound; what is done, what fits, and how long the rest takes."""
+    found, forecast = ledger(suite, root), Forecast(root)
+    rows: dict[tuple[str, str, str | None, int, int], dict[str, Any]] = {}
+    for cell in suite.cells:
+        spec = cell.spec
+        key = (spec.system, spec.group.name, cell.variant, spec.staleness, cell.grid)
+        names = dict(zip(("system", "model", "variant", "staleness", "grid"), key, strict=True))
+        row = rows.setdefault(key, {**names, "cells": 0, "done": 0, "failed": 0})
+        row["cells"] += 1
+        row["done"] += cell.id in found.done
+        row["failed"] += cell.id in found.failed
+    to_do = found.to_do(suite.cells, retry=False)
+    times = [forecast.wall_s(cell.spec) for cell in to_do]
+    known = [seconds for seconds in times if seconds is not None]
+    largest = {cell.spec.group.name: cell.spec for cell in suite.cells if cell.spec.backend != "live"}
+    return {
+        "suite": suite.name,
+        "about": suite.about,
+        "cells": len(suite.cells),
+        "to_do": len(to_do),
+        "other_code": len(found.other_code),
+        "jobs": jobs,
+        "seconds": sum(known) / jobs if len(known) == len(times) else None,
+        "rows": list(rows.values()),
+        "memory": {name: _fits(memory(spec)) for name, spec in largest.items()},
+    }
+
+
+def _fits(found: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """Memory in a phrase a role."""
+    said = {
+        role: f"{facts['longest_sequences_at_once']} of the longest sequences a replica"
+        for role, facts in found.items()
+        if "kv_tokens" in facts
+    }
+    return said | {Role.TRAIN: f"at least {found[Role.TRAIN]['smallest_unit_devices']} devices"}
 
 
 def plan(spec: RunSpec) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import platform
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from harness.errors import UsageError
 from harness.spec import RunSpec
 
 SCHEMA = 1
+STATUSES = ("running", "complete", "interrupted", "invalid", "failed")
 RUNS = Path("results/runs")
 LINES_TOGETHER = 4096  # events written at once, where no RL step ends before
 Event = dict[str, Any]
@@ -104,6 +106,9 @@ class RunDirectory:
             "kind": spec.kind,
             "spec": spec.to_json(),
             "spec_sha256": spec.digest,
+            "cell": spec.id,
+            "costs_sha256": spec.costs_sha256,
+            "code_sha256": code_sha256(),
             "started": now.isoformat(timespec="seconds"),
             "machine": machine(),
         }
@@ -140,17 +145,17 @@ class RunDirectory:
         self._write()
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        _replace(self.path / "summary.json", json.dumps(summary, indent=1) + "\n")
+        replace_file(self.path / "summary.json", json.dumps(summary, indent=1) + "\n")
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         pq.write_table(pa.Table.from_pylist(summary["steps"]), self.path / "steps.parquet")
 
     def _write(self) -> None:
-        _replace(self.path / "manifest.json", json.dumps(self.manifest, indent=1) + "\n")
+        replace_file(self.path / "manifest.json", json.dumps(self.manifest, indent=1) + "\n")
 
 
-def _replace(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str) -> None:
     """Write a whole file or leave the old one."""
     fresh = path.with_suffix(".tmp")
     fresh.write_text(text)
@@ -171,6 +176,16 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": versions,
     }
+
+
+@cache
+def code_sha256() -> str:
+    """Of the code under test and of its workloads: what else, beside its request, decides a simulated run."""
+    root, sha = Path(__file__).parents[1], hashlib.sha256()
+    for room in ("systems", "workloads"):
+        for path in sorted((root / room).rglob("*.py")):
+            sha.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    return sha.hexdigest()
 
 
 def processor() -> str:

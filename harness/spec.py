@@ -21,7 +21,7 @@ from systems.backends.sim.architecture import ArchitectureError, read_config
 from systems.backends.sim.hardware import hardware_names
 from systems.policies import ALIASES, SYSTEMS
 from systems.types import Kind
-from workloads.groups import ModelGroup, group_names, load_group, modelled
+from workloads.groups import ModelGroup, costs_sha256, group_names, load_group, modelled
 from workloads.traces import Trace, TraceError, read_trace
 
 CPU = "cpu"  # what a live worker runs on
@@ -75,8 +75,21 @@ class RunSpec:
     @property
     def digest(self) -> str:
         """Of everything but the seed: runs that share it are replicates."""
-        content = {key: value for key, value in self.to_json().items() if key != "seed"}
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        return _sha256({key: value for key, value in self.to_json().items() if key != "seed"})
+
+    @property
+    def costs_sha256(self) -> str | None:
+        """Of the coefficients that its durations come from; None where they are measured."""
+        return None if self.kind is Kind.MEASURED else costs_sha256()
+
+    @property
+    def id(self) -> str:
+        """Of all that decides a run beside the code: equal ids make equal runs."""
+        return _sha256([self.to_json(), self.costs_sha256])
+
+
+def _sha256(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def resolve(

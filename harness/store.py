@@ -1,18 +1,21 @@
-"""Finished runs as tables. The only reader of results beside `bench show`."""
+"""Finished runs as tables. The only reader of results.
+
+Summaries of older schema versions are migrated as they are read; nothing on disk is changed.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from harness.errors import UsageError, unknown
+from harness.errors import BenchError, UsageError, unknown
 from harness.record import Event, RunDirectory, list_runs, read_events
-from harness.tally import SHARES, Tally
+from harness.tally import SHARES, SUMMARY_SCHEMA, Tally
 from systems.types import Kind
 
 TOKENS = ("policy", "judge", "total")
@@ -34,16 +37,68 @@ class Recorded:
         return Kind(self.summary["kind"])
 
     @property
+    def spec(self) -> dict[str, Any]:
+        """The resolved request."""
+        spec: dict[str, Any] = self.directory.manifest["spec"]
+        return spec
+
+    @property
+    def seed(self) -> int:
+        seed: int = self.spec["seed"]
+        return seed
+
+    @property
+    def staleness(self) -> float:
+        """Mean over the trained samples, as it came out."""
+        mean: float = self.summary["realised_staleness"]["mean"]
+        return mean
+
+    @property
     def workload(self) -> dict[str, Any]:
         """All of the request that two runs must share to be compared: not the system, seed or bound."""
         spec = self.directory.manifest["spec"]
         shared = {key: spec.get(key) for key in ("backend", "steps", "group", "trace", "calibration")}
+        shared["costs"] = self.directory.manifest.get("costs_sha256")
         if self.kind is Kind.MEASURED:
             shared["machine"] = self.directory.manifest["machine"]
         return shared
 
     def events(self) -> Iterator[Event]:
         return read_events(self.directory.events_path)
+
+
+def read_summary(directory: RunDirectory) -> dict[str, Any]:
+    """A run's summary in the present schema. Raises `BenchError` if it has none or a later one."""
+    path = directory.path / "summary.json"
+    if not path.is_file():
+        raise BenchError(
+            f"{directory.id} is {directory.manifest['status']} and has no summary; "
+            f"'bench show {directory.id} --recompute' derives one from what was logged"
+        )
+    return migrated(json.loads(path.read_text()), directory.id)
+
+
+def migrated(summary: dict[str, Any], run: str) -> dict[str, Any]:
+    """One version after the other."""
+    version = summary.get("summary_schema", 0)
+    if version not in (*MIGRATIONS, SUMMARY_SCHEMA):
+        raise BenchError(
+            f"{run}: its summary has schema {version}; this version reads {min(MIGRATIONS)} to "
+            f"{SUMMARY_SCHEMA}"
+        )
+    while version != SUMMARY_SCHEMA:
+        summary = MIGRATIONS[version](summary)
+        version = summary["summary_schema"]
+    return summary
+
+
+def _without_provisional(summary: dict[str, Any]) -> dict[str, Any]:
+    """1 said that training and shift costs were assumed. What it was computed with is in the manifest."""
+    kept = {key: value for key, value in summary.items() if key != "provisional"}
+    return kept | {"summary_schema": 2}
+
+
+MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _without_provisional}
 
 
 def open_runs(root: Path, names: Sequence[str] = (), kind: str | None = None) -> list[Recorded]:
@@ -62,7 +117,7 @@ def open_runs(root: Path, names: Sequence[str] = (), kind: str | None = None) ->
     for directory in directories:
         if directory.manifest["status"] != "complete":
             raise UsageError(f"{directory.id} is {directory.manifest['status']}, not complete")
-        found.append(Recorded(directory, json.loads((directory.path / "summary.json").read_text())))
+        found.append(Recorded(directory, read_summary(directory)))
     of_kind = [run for run in found if kind is None or run.kind == kind]
     if not of_kind:
         raise UsageError(f"no complete{f' {kind}' if kind else ''} run in {root}; make one: bench run ...")

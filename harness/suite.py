@@ -37,7 +37,7 @@ from harness.build import check_request
 from harness.errors import BenchError, UsageError, unknown
 from harness.spec import BACKENDS, RunSpec, resolve
 from systems.policies import ALIASES, SYSTEMS
-from workloads.groups import costs_sha256, group_names
+from workloads.groups import group_names
 
 SUITES = Path(__file__).parents[1] / "workloads" / "suites"
 Scalar = bool | int | float | str
@@ -114,13 +114,6 @@ class Suite:
     def sha256(self) -> str:
         """Of the cells, in any order."""
         return hashlib.sha256("\n".join(sorted(cell.id for cell in self.cells)).encode()).hexdigest()
-
-
-def cell_id(spec: RunSpec) -> str:
-    """Of all that decides a run: the resolved request, its seed, and the costs it is simulated with."""
-    costs = None if spec.backend == "live" else costs_sha256()
-    content = json.dumps([spec.to_json(), costs], sort_keys=True)
-    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def suite_names() -> list[str]:
@@ -214,7 +207,7 @@ def _cells(source: _Source, file: SuiteFile, number: int, grid: Grid) -> Iterato
                 text for key, value in options.items() if value is not None for text in (key, str(value))
             ]
             request += [text for pair in pairs for text in ("--set", pair)]
-            yield Cell(cell_id(one), one, tuple(request), variant, number)
+            yield Cell(one.id, one, tuple(request), variant, number)
 
 
 def _blamed(message: str, at: Key, variant: str | None, grid: Grid, file: SuiteFile) -> Key:
@@ -254,8 +247,9 @@ class _Source:
         raise UsageError(f"{self.path}{line}: {_spelled(key)}: {why}")
 
     def refuse_first(self, error: ValidationError) -> NoReturn:
-        first = error.errors()[0]
-        key = tuple(part for part in first["loc"] if part in ("grid", *range(1000)) or isinstance(part, str))
+        """The first error, but a misspelled key before all: it may explain the others."""
+        first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
+        key = first["loc"]
         if first["type"] == "extra_forbidden":
             owner = Grid if key[0] == "grid" else SuiteFile
             self.refuse(key, str(unknown("key", str(key[-1]), owner.model_fields)))

@@ -12,9 +12,13 @@ from harness import errors
 
 VERBS = {
     "run": "Run one system on one model group and record it.",
-    "plan": "Lengths and memory of a run, before it is run.",
-    "list": "List systems, models, workloads or runs.",
+    "sweep": "Run all cells of a suite.",
+    "plan": "A run or a suite before it is run: lengths, memory, cells, time.",
+    "list": "List systems, models, workloads, suites or runs.",
     "show": "Show the summary of a run.",
+    "compare": "Is one system faster than another, seed by seed?",
+    "claims": "The paper's claims beside what came out here.",
+    "export": "A run as tables or as a Perfetto trace.",
     "figures": "Draw figures from recorded runs.",
     "replay": "A recorded run again: its decisions, and its times in the simulator.",
     "calibrate": "Measure what things cost here, or fit the simulator to public measurements.",

@@ -3,28 +3,87 @@
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
-from harness.errors import unknown
+from harness.errors import UsageError, unknown
 from harness.record import RUNS, list_runs
 
-SUBJECTS = ("systems", "models", "workloads", "runs")
+SUBJECTS = ("systems", "models", "workloads", "suites", "runs")
 
 
 @click.command("list")
 @click.argument("what", metavar="|".join(SUBJECTS))
+@click.option("--system", help="Runs: of this system.")
+@click.option("--model", help="Runs: of this model group.")
+@click.option("--kind", help="Runs: of this kind of numbers.")
+@click.option("--status", help="Runs: that ended so.")
+@click.option("--seed", type=int, help="Runs: of this seed.")
+@click.option("--suite", help="Runs: of this suite's cells.")
 @click.option("--results", type=click.Path(path_type=Path), default=RUNS, show_default=True)
-def command(what: str, results: Path) -> None:
-    """List systems, models, workloads or runs."""
+@click.option("--json", "as_json", is_flag=True, help="Runs: one JSON array on stdout.")
+def command(
+    what: str, system: str | None, model: str | None, kind: str | None, status: str | None, seed: int | None,
+    suite: str | None, results: Path, as_json: bool,
+) -> None:  # fmt: skip
+    """List systems, models, workloads, suites or runs; runs by any of the filters together."""
     if what not in SUBJECTS:
         raise unknown("list", what, SUBJECTS)
-    for line in {"systems": systems, "models": models, "workloads": workloads}.get(
-        what, lambda: runs(results)
-    )():
-        click.echo(line)
+    filters = {"system": system, "model": model, "kind": kind, "status": status, "seed": seed}
+    given = {name: value for name, value in filters.items() if value is not None}
+    if what != "runs":
+        if unused := [*given, *(["suite"] if suite else []), *(["json"] if as_json else [])]:
+            raise UsageError(f"--{unused[0]}: only for 'bench list runs'")
+        for line in {"systems": systems, "models": models, "workloads": workloads, "suites": suites}[what]():
+            click.echo(line)
+        return
+    check_filters(given)
+    found = [facts for facts in map(facts_of, list_runs(results)) if given.items() <= facts.items()]
+    if suite is not None:
+        from harness.suite import load_suite
+
+        ids = {cell.id for cell in load_suite(suite).cells}
+        found = [facts for facts in found if facts["cell"] in ids]
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    if not found:
+        click.echo(f"no runs in {results}" + (" of these" if given or suite else ""), err=True)
+    for facts in found:
+        click.echo(f"{facts['run']:<64}{facts['status']:<12}{facts['kind']}")
+
+
+def check_filters(given: dict[str, Any]) -> None:
+    """A filter that nothing can match is a mistake."""
+    from harness.record import STATUSES
+    from systems.policies import ALIASES, SYSTEMS
+    from systems.types import Kind
+    from workloads.groups import group_names
+
+    if "system" in given:
+        given["system"] = ALIASES.get(given["system"], given["system"])
+    known = {"system": [*SYSTEMS], "model": group_names(), "kind": [kind.value for kind in Kind],
+             "status": STATUSES}  # fmt: skip
+    for name, values in known.items():
+        if name in given and given[name] not in values:
+            raise unknown(name, given[name], values)
+
+
+def facts_of(manifest: dict[str, Any]) -> dict[str, Any]:
+    """What a run is told by."""
+    spec = manifest["spec"]
+    return {
+        **{key: manifest.get(key) for key in ("run", "status", "kind", "started", "wall_s", "cell")},
+        "system": spec["system"],
+        "model": spec["group"]["name"],
+        "seed": spec["seed"],
+        "steps": spec["steps"],
+        "staleness": spec["staleness"],
+    }
 
 
 def systems() -> list[str]:
@@ -72,8 +131,10 @@ def workloads() -> list[str]:
     return lines
 
 
-def runs(results: Path) -> list[str]:
-    found = list_runs(results)
-    if not found:
-        click.echo(f"no runs in {results}", err=True)
-    return [f"{m['run']:<64}{m['status']:<12}{m['kind']}" for m in found]
+def suites() -> list[str]:
+    from harness.suite import load_suite, suite_names
+
+    return [
+        f"{name:<16}{len(suite.cells)} cells; {suite.about}"
+        for name, suite in ((name, load_suite(name)) for name in suite_names())
+    ]

@@ -1,4 +1,4 @@
-"""`bench plan`: what a run would ask for, before it is run."""
+"""`bench plan`: what a run or a suite would ask for, before it is run."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from typing import Any
 import click
 
 from harness.build import build
-from harness.plan import plan
+from harness.errors import UsageError
+from harness.plan import plan, plan_suite
+from harness.record import RUNS
 from harness.spec import resolve
+from harness.suite import load_suite
 
 
 @click.command("plan")
-@click.option("--system", required=True)
-@click.option("--model", required=True)
+@click.argument("suite", required=False)
+@click.option("--system", help="Of a single run.")
+@click.option("--model", help="Of a single run.")
 @click.option("--steps", type=int, default=20, show_default=True, help="RL steps: lengths may drift.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--gpus", type=int, help="Devices; the template split keeps its proportions.")
@@ -23,12 +27,29 @@ from harness.spec import resolve
 @click.option("--policy-config", type=click.Path(path_type=Path), help="Another policy's config.json.")
 @click.option("--judge-config", type=click.Path(path_type=Path), help="Another judge's config.json.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Response lengths from a file.")
+@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Suite: cells at a time.")
+@click.option(
+    "--results", type=click.Path(path_type=Path), default=RUNS, show_default=True, help="Suite: where."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def command(
-    system: str, model: str, steps: int, seed: int, gpus: int | None, settings: tuple[str, ...],
-    policy_config: Path | None, judge_config: Path | None, trace: Path | None, as_json: bool,
+    suite: str | None, system: str | None, model: str | None, steps: int, seed: int, gpus: int | None,
+    settings: tuple[str, ...],
+    policy_config: Path | None, judge_config: Path | None, trace: Path | None, results: Path, jobs: int,
+    as_json: bool,
 ) -> None:  # fmt: skip
-    """Lengths by percentile, and what fits in memory, of a simulated run."""
+    """Of a simulated run: lengths by percentile, and what fits in memory.
+
+    Of SUITE (a name or a TOML file): its cells, which of them are done, what fits, and how long it will take.
+    """
+    if suite is not None:
+        if system or model:
+            raise UsageError(f"give the suite '{suite}' or --system and --model, not both")
+        planned = plan_suite(load_suite(suite), results, jobs)
+        click.echo(json.dumps(planned) if as_json else render_suite(planned))
+        return
+    if system is None or model is None:
+        raise UsageError("give a suite, or --system and --model")
     configs = {"policy": policy_config, "judge": judge_config}
     spec = resolve(
         system=system, model=model, backend="sim", steps=steps, seed=seed, staleness=None, gpus=gpus,
@@ -57,4 +78,26 @@ def render(found: dict[str, Any]) -> str:
                 f"{role:<22}{facts['model']}: {facts['state_gb']:.0f} GB of state, at least "
                 f"{facts['smallest_unit_devices']} devices"
             )
+    return "\n".join(lines)
+
+
+def render_suite(found: dict[str, Any]) -> str:
+    lines = [f"{found['suite']}: {found['about']}"] if found["about"] else []
+    lines.append(
+        f"{'system':<16}{'model':<16}{'variant':<12}{'staleness':>9}{'cells':>7}{'done':>6}{'failed':>8}"
+    )
+    for row in found["rows"]:
+        lines.append(
+            f"{row['system']:<16}{row['model']:<16}{row['variant'] or '-':<12}{row['staleness']:>9}"
+            f"{row['cells']:>7}{row['done']:>6}{row['failed']:>8}"
+        )
+    for model, facts in found["memory"].items():
+        lines.append(f"{model:<16}" + "; ".join(f"{role}: {text}" for role, text in facts.items()))
+    left = (
+        "unknown"
+        if found["seconds"] is None
+        else f"about {found['seconds'] / 60:.0f} min at --jobs {found['jobs']}"
+    )
+    other = f", {found['other_code']} of them done by other code" if found["other_code"] else ""
+    lines.append(f"{found['cells']} cells, all of which fit; {found['to_do']} to run{other}: {left}")
     return "\n".join(lines)

@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 
 from harness.cli.summary import render
-from harness.errors import BenchError
 from harness.record import RUNS, RunDirectory
 from harness.runner import recompute
+from harness.store import read_summary
 
 
 @click.command("show")
@@ -21,14 +21,5 @@ from harness.runner import recompute
 def command(run: str, again: bool, results: Path, as_json: bool) -> None:
     """Show the summary of RUN: its id, its path, or an unambiguous part of its id."""
     directory = RunDirectory.open(results, run)
-    kept = directory.path / "summary.json"
-    if again:
-        summary = recompute(directory)
-    elif kept.is_file():
-        summary = json.loads(kept.read_text())
-    else:
-        raise BenchError(
-            f"{directory.id} is {directory.manifest['status']} and has no summary; "
-            "'--recompute' derives one from what was logged"
-        )
+    summary = recompute(directory) if again else read_summary(directory)
     click.echo(json.dumps(summary) if as_json else render(summary))

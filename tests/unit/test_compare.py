@@ -1,0 +1,286 @@
+"""Comparisons of recorded runs: pairs, refusals, claims, exports, and summaries of an older schema."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from harness.claims import Found, judge, read_claims
+from harness.compare import Contrast, compare, condition, describe, select
+from harness.errors import BenchError, UsageError
+from harness.export import export
+from harness.runner import run
+from harness.stats import Verdict
+from harness.store import Recorded, migrated, open_runs, read_summary
+from tests.conftest import SMALL, small_spec
+
+SEEDS = range(10)
+TINY = ("workload.prompts=4", "workload.samples=4", "workload.mini_batches=1")
+TRIALS = 100
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Colocated and pivot at a staleness of 0 on ten seeds."""
+    results = tmp_path_factory.mktemp("runs")
+    for seed in SEEDS:
+        for system in ("colocated", "pivot"):
+            run(small_spec(system, steps=2, seed=seed, staleness=0), results)
+    return results
+
+
+@pytest.fixture(scope="module")
+def runs(root: Path) -> list[Recorded]:
+    return open_runs(root)
+
+
+def changed(runs: Sequence[Recorded], **fields: Any) -> list[Recorded]:
+    """The same runs with other facts in their summaries."""
+    return [replace(one, summary={**one.summary, **fields}) for one in runs]
+
+
+def sped_up(runs: Sequence[Recorded], factor: float) -> list[Recorded]:
+    """As if every run of pivot had been colocated's, that much faster, give or take 2 %."""
+    found = []
+    for one in runs:
+        if one.spec["system"] == "pivot":
+            partner = next(r for r in runs if r.seed == one.seed and r.spec["system"] == "colocated")
+            wobble = 1 + 0.02 * math.sin(7 * one.seed)
+            tokens = {key: value * factor * wobble for key, value in partner.summary["tokens_per_s"].items()}
+            one = replace(one, summary={**partner.summary, "tokens_per_s": tokens, "system": "pivot"})
+        found.append(one)
+    return found
+
+
+def only(found: list[Contrast]) -> Contrast:
+    (one,) = found
+    return one
+
+
+def test_a_planted_five_percent_is_found_seed_by_seed(runs: list[Recorded]) -> None:
+    found = only(compare(sped_up(runs, 1.05), ["colocated", "pivot"]))
+    assert found.effect.verdict is Verdict.FASTER
+    assert found.effect.ratio == pytest.approx(1.05, abs=0.02)
+    assert (found.effect.n, found.effect.paired, found.kind) == (10, True, "simulated")
+    assert sorted(found.points) == list(SEEDS)
+    assert only(compare(sped_up(runs, 1.05), ["pivot", "colocated"])).effect.verdict is Verdict.SLOWER
+
+
+def test_a_system_against_itself_is_inconclusive(runs: list[Recorded]) -> None:
+    found = only(compare(runs, ["pivot", "shiftable"]))
+    assert found.effect.verdict is Verdict.INCONCLUSIVE
+    assert found.effect.ratio == 1
+
+
+def test_halves_of_the_same_runs_are_rarely_told_apart(tmp_path: Path) -> None:
+    """100 runs of one system; 100 times two halves of them, as pairs and as independent runs."""
+    for seed in range(100):
+        run(small_spec("colocated", steps=1, seed=seed, staleness=0, settings=TINY), tmp_path)
+    pool, rng = open_runs(tmp_path), random.Random(0)
+    wrong = {"pairs": 0, "independent": 0}
+    for _ in range(TRIALS):
+        rng.shuffle(pool)
+        halves = [numbered(pool[:50], "colocated", 0), numbered(pool[50:], "pivot", 0)]
+        found = only(compare([*halves[0], *halves[1]], ["colocated", "pivot"]))
+        wrong["pairs"] += found.effect.verdict is not Verdict.INCONCLUSIVE
+        apart = [*halves[0], *numbered(pool[50:], "pivot", 100)]
+        found = only(compare(apart, ["colocated", "pivot"], allow=frozenset({"seeds"})))
+        assert not found.effect.paired
+        wrong["independent"] += found.effect.verdict is not Verdict.INCONCLUSIVE
+    assert max(wrong.values()) <= 0.07 * TRIALS, wrong
+
+
+def numbered(runs: Sequence[Recorded], system: str, first: int) -> list[Recorded]:
+    """The same runs as if they were a system's, with seeds in this order."""
+    found = []
+    for seed, one in enumerate(runs, first):
+        manifest = one.directory.manifest
+        spec = {**manifest["spec"], "seed": seed, "system": system}
+        found.append(replace(one, directory=replace(one.directory, manifest={**manifest, "spec": spec})))
+    return found
+
+
+def test_halves_without_common_seeds_are_refused_or_independent(runs: list[Recorded]) -> None:
+    halves = ["pivot,seed=1", "pivot,seed=2"]
+    with pytest.raises(UsageError, match="no seed in common"):
+        compare(runs, halves)
+    found = only(compare(runs, halves, allow=frozenset({"seeds"})))
+    assert not found.effect.paired
+    assert found.effect.verdict is Verdict.INCONCLUSIVE
+
+
+def test_simulated_against_measured_is_refused(runs: list[Recorded]) -> None:
+    mixed = [
+        replace(one, summary={**one.summary, "kind": "measured"}) if one.spec["system"] == "pivot" else one
+        for one in runs
+    ]
+    with pytest.raises(UsageError, match="colocated is simulated, pivot is measured"):
+        compare(mixed, ["colocated", "pivot"])
+
+
+def test_unequal_staleness_is_refused_unless_allowed(runs: list[Recorded]) -> None:
+    stale = [
+        replace(one, summary={**one.summary, "realised_staleness": {"mean": 1.0, "max": 2}})
+        if one.spec["system"] == "pivot"
+        else one
+        for one in runs
+    ]
+    with pytest.raises(UsageError, match=r"pivot realised a staleness of 1.00, colocated one of 0.00"):
+        compare(stale, ["colocated", "pivot"])
+    found = only(compare(stale, ["colocated", "pivot"], allow=frozenset({"staleness"})))
+    assert any("asynchrony is in it" in note for note in found.notes)
+
+
+def test_other_workloads_are_refused_with_what_differs(runs: list[Recorded], tmp_path: Path) -> None:
+    settings = (*SMALL, "lengths.response_median=700")
+    run(small_spec("pivot", steps=2, seed=1, staleness=0, settings=settings), tmp_path)
+    both = [*(one for one in runs if one.spec["system"] == "colocated"), *open_runs(tmp_path)]
+    with pytest.raises(UsageError, match=r"lengths.response_median \(1500.0, 700.0\)"):
+        compare(both, ["colocated", "pivot"])
+    assert only(compare(both, ["colocated", "pivot"], allow=frozenset({"workload"}))).effect.n == 1
+    assert "lengths.response_median=700" in describe(open_runs(tmp_path)[0])
+
+
+def test_runs_of_one_seed_that_differ_must_be_told_apart(runs: list[Recorded], tmp_path: Path) -> None:
+    run(small_spec("pivot", steps=2, seed=1, staleness=2), tmp_path)
+    both = [*runs, *open_runs(tmp_path)]
+    with pytest.raises(UsageError, match=r"differ in staleness \(0 and 2\)"):
+        compare(both, ["colocated", "pivot"])
+    assert only(compare(both, ["colocated", "pivot,staleness=0"])).effect.n == 10
+
+
+@pytest.mark.parametrize(
+    ("selections", "says"),
+    [
+        (["pivot"], "needs a baseline and at least one other"),
+        (["pivot", "pivto"], "'pivto' is no system, no key=value and no part of a run's name"),
+        (["pivot", "systm=pivot"], "did you mean 'system'?"),
+        (["pivot", "seed=77"], "no run with seed=77; there are: 0, 1"),
+        (["pivot", "lengths.response_medan=3"], "did you mean 'lengths.response_median'?"),
+    ],
+)
+def test_selections_are_checked(runs: list[Recorded], selections: list[str], says: str) -> None:
+    with pytest.raises(UsageError) as error:
+        compare(runs, selections)
+    assert says in str(error.value)
+
+
+def test_selections_by_run_and_value(runs: list[Recorded]) -> None:
+    assert len(select(runs, "pivot,seed=3")) == 1
+    assert len(select(runs, "lengths.response_median=1500")) == 20
+    assert select(runs, runs[0].id) == [runs[0]]
+
+
+def test_conditions(runs: list[Recorded]) -> None:
+    slower = only(compare(sped_up(runs, 0.9), ["colocated", "pivot"]))
+    assert condition("throughput<-5%").holds(slower)
+    assert not condition("throughput<-15%").holds(slower)
+    assert condition(" throughput > -20 %").holds(slower)
+    for text in ("throughput", "throughput<5", "thruput<5%"):
+        with pytest.raises(UsageError):
+            condition(text)
+
+
+# ------------------------------------------------------------------------------------------- claims
+
+
+def claims_of(tmp_path: Path, low: float, high: float) -> Path:
+    settings = "\n".join(f'"{k}" = {v}' for k, v in (setting.split("=") for setting in SMALL))
+    (tmp_path / "study.toml").write_text(
+        f'steps = 2\nseeds = {list(SEEDS)}\n[[grid]]\nsystem = ["colocated", "pivot"]\nmodel = "dense-9b"\n'
+        f"staleness = 0\ngpus = 8\n[grid.set]\n{settings}\n"
+    )
+    (tmp_path / "claims.toml").write_text(
+        f'frozen_in = "abc"\n[[claim]]\nid = "gain"\ntext = "a gain"\nsource = "abstract"\nlow = {low}\n'
+        f'high = {high}\nsuite = "{tmp_path / "study.toml"}"\n[claim.ratio]\nof = "pivot"\nto = "colocated"\n'
+        '[[claim]]\nid = "other"\ntext = "another"\nsource = "abstract"\nuntested = "not there"\n'
+    )
+    return tmp_path / "claims.toml"
+
+
+@pytest.mark.parametrize(
+    ("factor", "low", "high", "verdict"),
+    [
+        (1.9, 1.8, 2.0, Found.REPRODUCED),
+        (1.2, 1.8, 2.0, Found.PARTLY),
+        (2.5, 1.8, 2.0, Found.PARTLY),
+        (1.0, 1.8, 2.0, Found.NOT_REPRODUCED),
+        (0.8, 1.8, 2.0, Found.NOT_REPRODUCED),
+    ],
+)
+def test_a_claim_comes_out_or_does_not(
+    runs: list[Recorded], factor: float, low: float, high: float, verdict: Found, tmp_path: Path
+) -> None:
+    file = read_claims(claims_of(tmp_path, low, high))
+    gain, other = judge(file, sped_up(runs, factor), tmp_path)
+    assert gain.verdict is verdict
+    assert gain.effect is not None
+    assert gain.effect.ratio == pytest.approx(factor, rel=0.02)
+    assert len(gain.parts[0].contender.runs) == 10
+    assert gain.command.startswith("bench sweep ")
+    assert (other.verdict, other.why) == (Found.NOT_TESTED, "not there")
+    assert json.loads(json.dumps(gain.to_json()))["frozen_in"] == "abc"
+
+
+def test_a_claim_with_missing_runs_is_not_tested(runs: list[Recorded], tmp_path: Path) -> None:
+    file = read_claims(claims_of(tmp_path, 1.8, 2.0))
+    row = judge(file, [one for one in runs if one.seed != 4], tmp_path)[0]
+    assert (row.verdict, row.effect) == (Found.NOT_TESTED, None)
+    assert row.why.startswith("2 of 20 runs of")
+
+
+def test_the_shipped_claims_can_be_judged(tmp_path: Path) -> None:
+    file = read_claims()
+    rows = judge(file, [], tmp_path)
+    assert {row.verdict for row in rows} == {Found.NOT_TESTED}
+    assert {row.claim.id for row in rows} >= {"over-colocated", "over-disaggregated", "convergence"}
+
+
+# ------------------------------------------------------------------------------------------- store
+
+
+def test_summaries_of_an_older_schema_are_migrated(runs: list[Recorded]) -> None:
+    new = runs[0].summary
+    old = {**new, "summary_schema": 1, "provisional": True}
+    assert migrated(old, "x") == new
+    assert migrated(new, "x") is new
+    for version in (0, 99):
+        with pytest.raises(BenchError, match=f"schema {version}; this version reads 1 to"):
+            migrated({**new, "summary_schema": version}, "x")
+
+
+def test_a_run_of_an_older_schema_is_read(root: Path, runs: list[Recorded], tmp_path: Path) -> None:
+    directory = replace(runs[0].directory, path=tmp_path)
+    old = {**runs[0].summary, "summary_schema": 1, "provisional": True}
+    (tmp_path / "summary.json").write_text(json.dumps(old))
+    assert read_summary(directory) == runs[0].summary
+    assert json.loads((tmp_path / "summary.json").read_text()) == old, "nothing on disk changes"
+
+
+def test_exports(runs: list[Recorded], tmp_path: Path) -> None:
+    one = runs[-1]
+    written = {form: export(one, form, tmp_path) for form in ("csv", "parquet", "perfetto")}
+    assert [path.name.split(".")[-2] for path in written["csv"]] == ["steps", "intervals", "phases", "events"]
+    for csv, parquet in zip(written["csv"], written["parquet"], strict=True):
+        assert len(pd.read_csv(csv)) == len(pd.read_parquet(parquet))
+    intervals = pd.read_csv(written["csv"][1])
+    trace = json.loads(written["perfetto"][0].read_text())
+    slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert len(slices) == len(intervals)
+    assert sum(s["dur"] for s in slices) == pytest.approx(
+        1e6 * (intervals["end_s"] - intervals["start_s"]).sum()
+    )
+    assert {event["tid"] for event in slices} <= set(range(8))
+    named = [event["args"]["name"] for event in trace["traceEvents"] if event["ph"] == "M"]
+    assert named[:2] == ["node 0", "device 0"]
+    assert trace["otherData"]["kind"] == "simulated"
+    published = [event["name"] for event in trace["traceEvents"] if event["ph"] == "i"]
+    assert published == ["version 1 published", "version 2 published"]
