@@ -16,6 +16,7 @@ from harness.record import RUNS
 from harness.sinks.wandb_ import MODES, chosen_mode
 from harness.suite import Cell, load_suite
 from harness.sweep import Forecast, Outcome, alone_in, interleaved, ledger, seal_left, sweep
+from systems.types import Kind
 
 
 @click.command("sweep")
@@ -46,6 +47,10 @@ def command(
         raise UsageError(f"--{'retry' if retry else 'any-code'}: only with --resume")
     mode = chosen_mode(wandb_mode)
     chosen = load_suite(suite)
+    if jobs > 1 and any(cell.spec.kind is Kind.MEASURED for cell in chosen.cells):
+        raise UsageError(
+            f"--jobs {jobs}: runs of this suite are measured and would disturb each other; --jobs 1"
+        )
     with alone_in(results) as lock:
         found = ledger(chosen, results, any_code)
         if found.done and not resume:

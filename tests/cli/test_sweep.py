@@ -178,6 +178,10 @@ def test_one_sweep_at_a_time(tmp_path: Path) -> None:
         (["sweep", "headlin"], "unknown suite 'headlin'; did you mean 'headline'?"),
         (["sweep", "bad.toml"], "bad.toml:1: stesp: unknown key 'stesp'; did you mean 'steps'?"),
         (["sweep", "headline", "--jobs", "0"], "--jobs 0: at least 1"),
+        (
+            ["sweep", "live.toml", "--jobs", "2"],
+            "runs of this suite are measured and would disturb each other",
+        ),
         (["sweep", "headline", "--retry", "failed"], "--retry: only with --resume"),
         (["sweep", "headline", "--resume", "--retry", "fialed"], "unknown --retry 'fialed'"),
         (["plan", "headline", "--system", "pivot"], "not both"),
@@ -192,6 +196,9 @@ def test_one_sweep_at_a_time(tmp_path: Path) -> None:
 )
 def test_refusals_are_one_line_before_anything_runs(arguments: list[str], says: str, tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("stesp = 2\nseeds = 1\n")
+    (tmp_path / "live.toml").write_text(
+        'seeds = 1\n[[grid]]\nsystem = "colocated"\nmodel = "tiny-dense"\nbackend = "live"\ngpus = 2\n'
+    )
     found = bench(*arguments, cwd=tmp_path)
     assert (found.returncode, found.stdout) == (2, "")
     assert says in found.stderr
