@@ -1,11 +1,11 @@
 """The paper's claims beside what came out here. `claims.toml` says what each is, and which runs test it.
 
-| verdict          | the interval of the reproduced value                               |
-|------------------|--------------------------------------------------------------------|
-| reproduced       | overlaps the claimed range                                         |
-| partly           | excludes 1 on the claim's side, but does not reach the range, or is beyond it |
-| not reproduced   | neither                                                            |
-| not tested       | is not there: the claim says why, or runs of its suite are missing |
+| verdict        | what came out                                                                        |
+|----------------|--------------------------------------------------------------------------------------|
+| reproduced     | a gain that is shown (interval and rank test), whose interval overlaps the range     |
+| partly         | a gain that is shown, but does not reach the range, or is beyond it                  |
+| not reproduced | no gain is shown, though there are runs enough to show one                           |
+| not tested     | nothing: the claim says why, runs of its suite are missing, or they are too few      |
 
 The value is the geometric mean over a suite's workloads; its interval is over seeds, each of them averaged
 over workloads, because a replicate is a run and a workload is not a draw from anything.
@@ -13,9 +13,10 @@ over workloads, because a replicate is a run and a workload is not a draw from a
 
 from __future__ import annotations
 
+import shlex
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from statistics import geometric_mean
@@ -23,14 +24,17 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from harness.compare import METRICS, Contrast, compare, select
-from harness.errors import UsageError, unknown
-from harness.stats import Effect, compare_paired
+from harness.compare import METRICS, Contrast, compare
+from harness.errors import BenchError, UsageError, unknown
+from harness.record import RunDirectory
+from harness.stats import Effect, Verdict, compare_paired
 from harness.store import Recorded
 from harness.suite import Suite, load_suite
+from harness.sweep import ledger
 
 CLAIMS = Path(__file__).parent / "claims.toml"
 EQUAL_BOUNDS_MATTER = frozenset({"staleness"})  # each claim says at which bounds it compares
+FEWEST_PAIRS = 6  # with which a signed-rank test can reach 0.05
 
 
 class Ratio(BaseModel):
@@ -85,7 +89,7 @@ class Found(StrEnum):
 
 @dataclass(frozen=True)
 class Row:
-    """A claim with its verdict."""
+    """A claim with its verdict. `notes` are what a reader must know of the runs."""
 
     claim: Claim
     verdict: Found
@@ -95,6 +99,7 @@ class Row:
     effect: Effect | None = None
     parts: tuple[Contrast, ...] = ()
     command: str = ""
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         claim = self.claim
@@ -103,7 +108,7 @@ class Row:
             "note": claim.note, "verdict": self.verdict, "why": self.why, "kind": self.kind,
             "reproduced": asdict(self.effect) if self.effect else None,
             "parts": [part.to_json() for part in self.parts], "command": self.command,
-            "suite": claim.suite, "frozen_in": self.frozen_in,
+            "suite": claim.suite, "frozen_in": self.frozen_in, "notes": list(self.notes),
         }  # fmt: skip
 
 
@@ -113,6 +118,8 @@ def read_claims(path: Path = CLAIMS) -> ClaimsFile:
         file = ClaimsFile.model_validate(tomllib.loads(path.read_text()))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path}: {error}") from None
     except ValidationError as error:
@@ -125,41 +132,69 @@ def read_claims(path: Path = CLAIMS) -> ClaimsFile:
     return file
 
 
-def judge(file: ClaimsFile, runs: Sequence[Recorded], root: Path) -> list[Row]:
-    """Every claim with what these runs say of it."""
-    suites = {name: load_suite(name) for name in {claim.suite for claim in file.claim if claim.suite}}
-    by_cell = {
-        run.directory.manifest.get("cell"): run for run in runs
-    }  # the newest, since they come oldest first
-    return [_judge(claim, file.frozen_in, suites, by_cell, root) for claim in file.claim]
+def runs_of(file: ClaimsFile, root: Path, any_code: bool = False) -> dict[str, dict[str, Recorded]]:
+    """By suite and cell, the complete runs in `root`; only of this code, if not of any."""
+    found: dict[str, dict[str, Recorded]] = {}
+    for name in {claim.suite for claim in file.claim if claim.suite}:
+        done = ledger(load_suite(name), root, any_code).done
+        found[name] = {
+            cell: Recorded(RunDirectory(root / manifest["run"], manifest)) for cell, manifest in done.items()
+        }
+    return found
 
 
-def _judge(
-    claim: Claim, frozen_in: str, suites: Mapping[str, Suite], by_cell: Mapping[Any, Recorded], root: Path
-) -> Row:
-    if claim.ratio is None or claim.suite is None:
-        return Row(claim, Found.NOT_TESTED, frozen_in, claim.untested or "")
-    command = f"bench sweep {claim.suite} --resume --results {root}; bench claims --results {root}"
-    cells = [cell for cell in suites[claim.suite].cells if claim.grid in (None, cell.grid)]
-    missing = sum(cell.id not in by_cell for cell in cells)
+def judge(
+    file: ClaimsFile, runs: Mapping[str, Mapping[str, Recorded]], root: Path, path: Path = CLAIMS
+) -> list[Row]:
+    """Every claim with what these runs say of it; `root` and `path` are for the command."""
+    rows = []
+    for claim in file.claim:
+        if claim.ratio is None or claim.suite is None:
+            rows.append(Row(claim, Found.NOT_TESTED, file.frozen_in, claim.untested or ""))
+            continue
+        try:
+            row = _tested(claim, load_suite(claim.suite), runs.get(claim.suite, {}))
+        except BenchError as error:
+            row = Row(claim, Found.NOT_TESTED, "", str(error))
+        rows.append(replace(row, frozen_in=file.frozen_in, command=_command(claim.suite, root, path)))
+    return rows
+
+
+def _command(suite: str, root: Path, path: Path) -> str:
+    results = ["--results", str(root)]
+    table = [] if path == CLAIMS else ["--claims", str(path)]
+    return " && ".join(
+        shlex.join(words)
+        for words in (["bench", "sweep", suite, "--resume", *results], ["bench", "claims", *table, *results])
+    )
+
+
+def _tested(claim: Claim, suite: Suite, runs: Mapping[str, Recorded]) -> Row:
+    assert claim.ratio is not None
+    cells = [cell for cell in suite.cells if claim.grid is None or claim.grid in cell.grids]
+    if not cells:
+        raise UsageError(f"{suite.name} has no grid {claim.grid}")
+    missing = sum(cell.id not in runs for cell in cells)
     if missing:
-        why = f"{missing} of {len(cells)} runs of {claim.suite} are missing"
-        return Row(claim, Found.NOT_TESTED, frozen_in, why, command=command)
-    found = [by_cell[cell.id] for cell in cells]
-    for side in (claim.ratio.of, claim.ratio.to):
-        select(found, side)
+        return Row(claim, Found.NOT_TESTED, "", f"{missing} of {len(cells)} runs of {suite.name} are missing")
+    found = [runs[cell.id] for cell in cells]
     parts = compare(found, [claim.ratio.to, claim.ratio.of], claim.ratio.metric, EQUAL_BOUNDS_MATTER)
     seeds = sorted(set.intersection(*(set(part.points) for part in parts)))
     means = {seed: geometric_mean([part.points[seed] for part in parts]) for seed in seeds}
     effect = compare_paired(dict.fromkeys(seeds, 1.0), means)
-    verdict = _verdict(claim, effect)
-    return Row(claim, verdict, frozen_in, claim.note, parts[0].kind, effect, tuple(parts), command)
+    verdict, why = _verdict(claim, effect)
+    notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
+    return Row(claim, verdict, "", why or claim.note, parts[0].kind, effect, tuple(parts), notes=notes)
 
 
-def _verdict(claim: Claim, effect: Effect) -> Found:
+def _verdict(claim: Claim, effect: Effect) -> tuple[Found, str]:
+    """Why, where the verdict alone does not say it."""
     assert claim.low is not None
     assert claim.high is not None
-    if effect.low <= claim.high and effect.high >= claim.low:
-        return Found.REPRODUCED
-    gained = effect.low > 1 if claim.low > 1 else effect.high < 1
-    return Found.PARTLY if gained else Found.NOT_REPRODUCED
+    if effect.n < FEWEST_PAIRS:
+        return Found.NOT_TESTED, f"{effect.n} seeds can show nothing; at least {FEWEST_PAIRS} are needed"
+    wanted = Verdict.FASTER if claim.low > 1 else Verdict.SLOWER
+    if effect.verdict is not wanted:
+        return Found.NOT_REPRODUCED, "no gain is shown" if effect.verdict is Verdict.INCONCLUSIVE else ""
+    overlaps = effect.low <= claim.high and effect.high >= claim.low
+    return (Found.REPRODUCED if overlaps else Found.PARTLY), ""

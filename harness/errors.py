@@ -8,6 +8,9 @@ from collections.abc import Iterable
 OK, CHECK_FAILED, USAGE, UNFIT, CELLS_FAILED, INVALID, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 
 
+MOST_LISTED = 20  # names in a message
+
+
 class BenchError(Exception):
     """One clear line for the user, and the exit code."""
 
@@ -46,5 +49,6 @@ def unknown(what: str, given: str, known: Iterable[str]) -> UsageError:
     """ "unknown fruit 'aple'; did you mean 'apple'?", or the whole list where nothing is near."""
     names = list(known)
     near = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
-    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}"
+    listed = ", ".join(names[:MOST_LISTED]) + (" and others" if len(names) > MOST_LISTED else "")
+    hint = f"did you mean '{near[0]}'?" if near else f"known: {listed}"
     return UsageError(f"unknown {what} '{given}'; {hint}")

@@ -90,19 +90,24 @@ def memory(spec: RunSpec) -> dict[str, dict[str, Any]]:
 def plan_suite(suite: Suite, root: Path, jobs: int) -> dict[str, Any]:
     """Cells by system, model, variant and bound; what is done, what fits, and how long the rest takes."""
     found, forecast = ledger(suite, root), Forecast(root)
-    rows: dict[tuple[str, str, str | None, int, int], dict[str, Any]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for cell in suite.cells:
         spec = cell.spec
-        key = (spec.system, spec.group.name, cell.variant, spec.staleness, cell.grid)
-        names = dict(zip(("system", "model", "variant", "staleness", "grid"), key, strict=True))
-        row = rows.setdefault(key, {**names, "cells": 0, "done": 0, "failed": 0})
+        names = {
+            "system": spec.system, "model": spec.group.name, "variant": cell.variant,
+            "settings": list(cell.settings), "staleness": spec.staleness,
+        }  # fmt: skip
+        row = rows.setdefault(spec.digest, {**names, "cells": 0, "done": 0, "failed": 0})
         row["cells"] += 1
         row["done"] += cell.id in found.done
         row["failed"] += cell.id in found.failed
     to_do = found.to_do(suite.cells, retry=False)
     times = [forecast.wall_s(cell.spec) for cell in to_do]
     known = [seconds for seconds in times if seconds is not None]
-    largest = {cell.spec.group.name: cell.spec for cell in suite.cells if cell.spec.backend != "live"}
+    fits: dict[str, dict[str, dict[str, Any]]] = {}
+    for cell in {cell.spec.digest: cell for cell in suite.cells if cell.spec.backend != "live"}.values():
+        name = cell.spec.group.name
+        fits[name] = _tightest(fits.get(name), memory(cell.spec))
     return {
         "suite": suite.name,
         "about": suite.about,
@@ -112,8 +117,21 @@ def plan_suite(suite: Suite, root: Path, jobs: int) -> dict[str, Any]:
         "jobs": jobs,
         "seconds": sum(known) / jobs if len(known) == len(times) else None,
         "rows": list(rows.values()),
-        "memory": {name: _fits(memory(spec)) for name, spec in largest.items()},
+        "memory": {name: _fits(found) for name, found in fits.items()},
     }
+
+
+def _tightest(
+    one: dict[str, dict[str, Any]] | None, other: dict[str, dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Role by role, the cell with the least room."""
+    if one is None:
+        return other
+
+    def room(facts: dict[str, Any]) -> float:
+        return float(facts.get("longest_sequences_at_once", -facts.get("smallest_unit_devices", 0)))
+
+    return {role: min(one[role], other[role], key=room) for role in other}
 
 
 def _fits(found: dict[str, dict[str, Any]]) -> dict[str, str]:

@@ -13,8 +13,10 @@ gradients are real, that is a promise for one host and one torch build.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import os
 import platform
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -30,8 +32,10 @@ from harness.errors import UsageError
 from harness.spec import RunSpec
 
 SCHEMA = 1
+ASSEMBLING = ("build", "costs", "layout", "real", "runner", "spec", "tally")  # modules that decide numbers
 STATUSES = ("running", "complete", "interrupted", "invalid", "failed")
 RUNS = Path("results/runs")
+NEEDED = {"run", "status", "kind", "spec", "spec_sha256"}  # of a manifest that can be read
 LINES_TOGETHER = 4096  # events written at once, where no RL step ends before
 Event = dict[str, Any]
 
@@ -43,6 +47,7 @@ class EventLog:
         self.path = path
         self._observe = observer
         self._file = path.open("wb", buffering=0)
+        fcntl.flock(self._file, fcntl.LOCK_EX)  # held while the run lives, see `RunDirectory.is_alive`
         self._sha = hashlib.sha256()
         self._lines: list[bytes] = []  # not written yet
 
@@ -66,6 +71,7 @@ class EventLog:
     def close(self) -> None:
         if not self._file.closed:
             self._write()
+            os.fsync(self._file.fileno())
             self._file.close()
 
 
@@ -120,17 +126,34 @@ class RunDirectory:
     def open(cls, root: Path, name: str) -> RunDirectory:
         """A run by id, by path, or by an unambiguous part of its id."""
         path = Path(name)
-        if not (path / "manifest.json").is_file():
+        if not (path / "manifest.json").is_file() and (root / name / "manifest.json").is_file():
+            path = root / name
+        elif not (path / "manifest.json").is_file():
             found = sorted(p.parent for p in root.glob("*/manifest.json") if name in p.parent.name)
             if len(found) != 1:
-                what = "no run" if not found else f"{len(found)} runs"
-                raise UsageError(f"{what} match '{name}' in {root}; see 'bench list runs'")
+                what = "no run matches" if not found else f"{len(found)} runs match"
+                raise UsageError(f"{what} '{name}' in {root}; see 'bench list runs'")
             path = found[0]
-        return cls(path, json.loads((path / "manifest.json").read_text()))
+        try:
+            manifest = json.loads((path / "manifest.json").read_text())
+        except ValueError as error:
+            raise UsageError(f"{path / 'manifest.json'}: not a manifest ({error})") from None
+        return cls(path, manifest)
 
     @property
     def events_path(self) -> Path:
         return self.path / "events.jsonl"
+
+    def is_alive(self) -> bool:
+        """Does a process work on it?"""
+        try:
+            with self.events_path.open("rb") as log:
+                fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
 
     def seal(self, status: str, **facts: Any) -> None:
         """The last thing that is written: how the run ended, and what that proves."""
@@ -158,7 +181,10 @@ class RunDirectory:
 def replace_file(path: Path, text: str) -> None:
     """Write a whole file or leave the old one."""
     fresh = path.with_suffix(".tmp")
-    fresh.write_text(text)
+    with fresh.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     fresh.replace(path)
 
 
@@ -180,11 +206,13 @@ def machine() -> dict[str, Any]:
 
 @cache
 def code_sha256() -> str:
-    """Of the code under test and of its workloads: what else, beside its request, decides a simulated run."""
+    """Of what decides a run beside its request: the code under test, what assembles it, and real weights."""
     root, sha = Path(__file__).parents[1], hashlib.sha256()
-    for room in ("systems", "workloads"):
-        for path in sorted((root / room).rglob("*.py")):
-            sha.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    paths = [*(root / "systems").rglob("*.py"), *(root / "workloads").rglob("*.py")]
+    paths += [*(root / "workloads" / "hops" / "models").glob("*/*")]
+    paths += [root / "harness" / f"{name}.py" for name in ASSEMBLING]
+    for path in sorted(paths):
+        sha.update(str(path.relative_to(root)).encode() + path.read_bytes())
     return sha.hexdigest()
 
 
@@ -204,7 +232,9 @@ def list_runs(root: Path) -> list[dict[str, Any]]:
     manifests = []
     for path in sorted(root.glob("*/manifest.json"), reverse=True):
         try:
-            manifests.append(json.loads(path.read_text()))
-        except (OSError, json.JSONDecodeError):
+            manifest = json.loads(path.read_text())
+        except (OSError, ValueError):
             continue
+        if isinstance(manifest, dict) and manifest.keys() >= NEEDED:
+            manifests.append(manifest)
     return manifests

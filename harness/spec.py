@@ -105,6 +105,7 @@ def resolve(
         raise unknown("model", model, known)
     if steps < 1:
         raise UsageError(f"--steps {steps}: a run needs at least 1 step")
+    check_seed(seed)
     if staleness is not None and staleness < 0:
         raise UsageError(f"--staleness {staleness}: the bound cannot be negative")
     group = apply_settings(load_group(model), settings)
@@ -137,6 +138,11 @@ def resolve(
         staleness = SYSTEMS[system].default_staleness
     measured = load_calibration(calibration).of(model) if backend == "live" else None
     return RunSpec(system, group, backend, steps, seed, staleness, measured, _read_trace(trace))
+
+
+def check_seed(seed: int) -> None:
+    if not 0 <= seed < 1 << 63:
+        raise UsageError(f"--seed {seed}: from 0 to 2^63 - 1")
 
 
 def _read_trace(path: Path | None) -> Trace | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,15 @@ TOKENS = ("policy", "judge", "total")
 
 @dataclass(frozen=True)
 class Recorded:
-    """A complete run: its directory, manifest and summary."""
+    """A complete run: its directory, manifest and summary, which is read when it is asked for."""
 
     directory: RunDirectory
-    summary: dict[str, Any]
+    given: dict[str, Any] | None = None  # a summary in place of the file's
+    variant: str | None = None  # of the suite that it is seen as a cell of
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        return read_summary(self.directory) if self.given is None else self.given
 
     @property
     def id(self) -> str:
@@ -34,7 +40,7 @@ class Recorded:
 
     @property
     def kind(self) -> Kind:
-        return Kind(self.summary["kind"])
+        return Kind(self.directory.manifest["kind"])
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -75,7 +81,12 @@ def read_summary(directory: RunDirectory) -> dict[str, Any]:
             f"{directory.id} is {directory.manifest['status']} and has no summary; "
             f"'bench show {directory.id} --recompute' derives one from what was logged"
         )
-    return migrated(json.loads(path.read_text()), directory.id)
+    try:
+        summary = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        hint = "'bench show --recompute' derives it again"
+        raise BenchError(f"{path}: not a summary ({error}); {hint}") from None
+    return migrated(summary, directory.id)
 
 
 def migrated(summary: dict[str, Any], run: str) -> dict[str, Any]:
@@ -117,7 +128,7 @@ def open_runs(root: Path, names: Sequence[str] = (), kind: str | None = None) ->
     for directory in directories:
         if directory.manifest["status"] != "complete":
             raise UsageError(f"{directory.id} is {directory.manifest['status']}, not complete")
-        found.append(Recorded(directory, read_summary(directory)))
+        found.append(Recorded(directory))
     of_kind = [run for run in found if kind is None or run.kind == kind]
     if not of_kind:
         raise UsageError(f"no complete{f' {kind}' if kind else ''} run in {root}; make one: bench run ...")

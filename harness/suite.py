@@ -8,7 +8,7 @@
     "lengths.response_median" = 700
 
     [[grid]]                               # the product of all its lists; a suite may have several
-    system = ["colocated", "pivot"]
+    system = [...]                         # names of 'bench list systems'
     model = "moe-30b"
     variant = ["early"]
     staleness = ["default", 0]             # also: gpus, backend
@@ -29,13 +29,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, NoReturn
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from harness.build import check_request
 from harness.errors import BenchError, UsageError, unknown
-from harness.spec import BACKENDS, RunSpec, resolve
+from harness.spec import BACKENDS, RunSpec, check_seed, resolve
 from systems.policies import ALIASES, SYSTEMS
 from workloads.groups import group_names
 
@@ -58,10 +58,8 @@ class Grid(Table):
     system: Annotated[list[str], BeforeValidator(_listed), Field(min_length=1)]
     model: Annotated[list[str], BeforeValidator(_listed), Field(min_length=1)]
     variant: Annotated[list[str] | None, BeforeValidator(_listed), Field(min_length=1)] = None
-    staleness: Annotated[list[int | Literal["default"]], BeforeValidator(_listed), Field(min_length=1)] = [
-        "default"
-    ]
-    gpus: Annotated[list[int] | None, BeforeValidator(_listed), Field(min_length=1)] = None
+    staleness: Annotated[list[Any], BeforeValidator(_listed), Field(min_length=1)] = ["default"]
+    gpus: Annotated[list[Annotated[int, Field(strict=True)]] | None, BeforeValidator(_listed)] = None
     backend: Annotated[list[str] | None, BeforeValidator(_listed), Field(min_length=1)] = None
     set: dict[str, Any] = {}
 
@@ -70,8 +68,8 @@ class SuiteFile(Table):
     """The file as it is written."""
 
     about: str = ""
-    steps: Annotated[int, Field(ge=1)] = 20
-    seeds: Annotated[list[int], BeforeValidator(_listed), Field(min_length=1)]
+    steps: Annotated[int, Field(ge=1, strict=True)] = 20
+    seeds: Annotated[list[Annotated[int, Field(strict=True)]], BeforeValidator(_listed), Field(min_length=1)]
     variants: dict[str, dict[str, Any]] = {}
     grid: Annotated[list[Grid], Field(min_length=1)]
 
@@ -84,13 +82,14 @@ class Cell:
     spec: RunSpec
     request: tuple[str, ...]  # arguments of 'bench run'
     variant: str | None
-    grid: int
+    settings: tuple[str, ...]  # of its grid, with gpus and backend where the suite gives them
+    grids: tuple[int, ...]  # of the suite that it belongs to
 
     @property
     def label(self) -> str:
-        variant = f" {self.variant}" if self.variant else ""
         spec = self.spec
-        return f"{spec.system} {spec.group.name}{variant} staleness {spec.staleness} seed {spec.seed}"
+        named = [spec.system, spec.group.name, *([self.variant] if self.variant else []), *self.settings]
+        return f"{' '.join(named)} staleness {spec.staleness} seed {spec.seed}"
 
     @property
     def pair(self) -> str:
@@ -125,9 +124,13 @@ def load_suite(name: str) -> Suite:
     path = Path(name) if name.endswith(".toml") or "/" in name else SUITES / f"{name}.toml"
     if not path.is_file():
         if path.parent == SUITES:
-            raise unknown("suite", name, suite_names())
-        raise UsageError(f"{name}: no such file")
-    source = _Source(path)
+            files = [f"{name}.toml"] if Path(f"{name}.toml").is_file() else []
+            raise unknown("suite", name, [*suite_names(), *files])
+        raise UsageError(f"{name}: " + ("not a file" if path.exists() else "no such file"))
+    try:
+        source = _Source(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: {error}") from None
     try:
         file = SuiteFile.model_validate(_flat(tomllib.loads(source.text)))
     except tomllib.TOMLDecodeError as error:
@@ -138,10 +141,17 @@ def load_suite(name: str) -> Suite:
         source.refuse_first(error)
     if repeated := [seed for seed, times in Counter(file.seeds).items() if times > 1]:
         source.refuse(("seeds",), f"seed {repeated[0]} is there twice")
+    for seed in file.seeds:
+        try:
+            check_seed(seed)
+        except UsageError as error:
+            source.refuse(("seeds",), str(error))
     cells: dict[str, Cell] = {}
     for number, grid in enumerate(file.grid):
         for cell in _cells(source, file, number, grid):
-            cells.setdefault(cell.id, cell)
+            known = cells.setdefault(cell.id, cell)
+            if number not in known.grids:
+                cells[cell.id] = replace(known, grids=(*known.grids, number))
     return Suite(path.stem, path, file.about, tuple(cells.values()))
 
 
@@ -177,54 +187,93 @@ def _cells(source: _Source, file: SuiteFile, number: int, grid: Grid) -> Iterato
         for name in getattr(grid, axis) or ():
             if name not in names:
                 source.refuse((*at, axis), str(unknown(axis, name, names)))
-    settings = [[(key, value) for value in _listed(values)] for key, values in grid.set.items()]
+    for bound in grid.staleness:
+        if bound != "default" and (not isinstance(bound, int) or isinstance(bound, bool)):
+            source.refuse((*at, "staleness"), f"expected a number of versions or 'default', not {bound!r}")
     for key, values in grid.set.items():
         if _listed(values) == []:
             source.refuse((*at, "set", key), "is empty")
+        for variant in grid.variant or ():
+            if key in file.variants[variant]:
+                source.refuse((*at, "set", key), f"variant '{variant}' sets it, too")
     axes: list[Sequence[Any]] = [
         grid.system, grid.model, grid.variant or [None], grid.staleness, grid.gpus or [None],
-        grid.backend or [None], *settings,
+        grid.backend or [None],
+        *([(key, value) for value in _listed(given)] for key, given in grid.set.items()),
     ]  # fmt: skip
     for system, model, variant, staleness, gpus, backend, *chosen in itertools.product(*axes):
-        named = [*(file.variants[variant].items() if variant else ()), *chosen]
-        pairs = tuple(f"{key}={value}" for key, value in named)
-        bound = None if staleness == "default" else staleness
+        asked = _Asked(
+            system, model, backend, file.steps, None if staleness == "default" else staleness, gpus,
+            (*(file.variants[variant].items() if variant else ()), *chosen),
+        )  # fmt: skip
         try:
-            spec = resolve(
-                system=system, model=model, backend=backend, steps=file.steps, seed=file.seeds[0],
-                staleness=bound, gpus=gpus, settings=pairs,
-            )  # fmt: skip
-            check_request(spec)
+            spec = asked.resolved(file.seeds[0])
         except BenchError as error:
-            where = _blamed(str(error), at, variant, grid, file)
             what = " ".join(part for part in (system, model, variant) if part)
-            source.refuse(where, f"{what}: {error}")
+            source.refuse(_blamed(asked, file, at, variant, grid), f"{what}: {error}")
+        named = [
+            f"{key}={value}"
+            for key, value in (("gpus", gpus), ("backend", backend), *chosen)
+            if value is not None
+        ]
         for seed in file.seeds:
             one = replace(spec, seed=seed)
-            options = {"--system": system, "--model": model, "--backend": backend, "--steps": file.steps,
-                       "--seed": seed, "--staleness": bound, "--gpus": gpus}  # fmt: skip
-            request = [
-                text for key, value in options.items() if value is not None for text in (key, str(value))
-            ]
-            request += [text for pair in pairs for text in ("--set", pair)]
-            yield Cell(one.id, one, tuple(request), variant, number)
+            yield Cell(one.id, one, asked.arguments(seed), variant, tuple(named), (number,))
 
 
-def _blamed(message: str, at: Key, variant: str | None, grid: Grid, file: SuiteFile) -> Key:
-    """The key that a refusal is about, as far as its words tell."""
-    if found := re.search(r"(?:--set (?:key ')?|^)([a-z_]+)(\.[a-z_]+)", message):
-        table, key = found.group(1), found.group(0).removeprefix("--set ").removeprefix("key '")
-        settings = [(*at, "set", one) for one in grid.set]
-        if variant:
-            settings += [("variants", variant, one) for one in file.variants[variant]]
-        same = [one for one in settings if one[-1] == key]
-        near = [one for one in settings if str(one[-1]).startswith(f"{table}.")]
-        if same or near:
-            return (same or near)[0]
-    for option in ("staleness", "gpus", "backend"):
-        if f"--{option}" in message:
-            return (*at, option)
-    return (*at, "gpus" if grid.gpus and "GPUs" in message else "model")
+@dataclass(frozen=True)
+class _Asked:
+    """One combination of a grid, before it has a seed."""
+
+    system: str
+    model: str
+    backend: str | None
+    steps: int
+    staleness: int | None
+    gpus: int | None
+    settings: tuple[tuple[str, Any], ...]
+
+    def resolved(self, seed: int) -> RunSpec:
+        """Raises `BenchError` for what cannot start."""
+        pairs = tuple(f"{key}={value}" for key, value in self.settings)
+        spec = resolve(
+            system=self.system, model=self.model, backend=self.backend, steps=self.steps, seed=seed,
+            staleness=self.staleness, gpus=self.gpus, settings=pairs,
+        )  # fmt: skip
+        check_request(spec)
+        return spec
+
+    def arguments(self, seed: int) -> tuple[str, ...]:
+        """The same as arguments of 'bench run'."""
+        options = {"system": self.system, "model": self.model, "backend": self.backend, "steps": self.steps,
+                   "seed": seed, "staleness": self.staleness, "gpus": self.gpus}  # fmt: skip
+        named = [(f"--{key}", str(value)) for key, value in options.items() if value is not None]
+        named += [("--set", f"{key}={value}") for key, value in self.settings]
+        return tuple(itertools.chain.from_iterable(named))
+
+
+def _blamed(asked: _Asked, file: SuiteFile, at: Key, variant: str | None, grid: Grid) -> Key:
+    """The key that a refusal is about: the last one without which there is none."""
+
+    def passes(other: _Asked) -> bool:
+        try:
+            other.resolved(file.seeds[0])
+        except BenchError:
+            return False
+        return True
+
+    for index in reversed(range(len(asked.settings))):
+        if passes(replace(asked, settings=asked.settings[:index] + asked.settings[index + 1 :])):
+            key = asked.settings[index][0]
+            of_variant = variant is not None and index < len(file.variants[variant])
+            return ("variants", variant or "", key) if of_variant else (*at, "set", key)
+    axes: dict[str, dict[str, Any]] = {
+        "gpus": {"gpus": None}, "staleness": {"staleness": None}, "backend": {"backend": None},
+    }  # fmt: skip
+    for axis, without in axes.items():
+        if getattr(grid, axis) and passes(replace(asked, **without)):
+            return (*at, axis)
+    return (*at, "model")
 
 
 # ------------------------------------------------------------------------------------------- refusals
@@ -250,6 +299,8 @@ class _Source:
         """The first error, but a misspelled key before all: it may explain the others."""
         first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
         key = first["loc"]
+        if first["type"] == "list_type" and key == ("grid",):
+            self.refuse(key, "a grid is written [[grid]], in two brackets")
         if first["type"] == "extra_forbidden":
             owner = Grid if key[0] == "grid" else SuiteFile
             self.refuse(key, str(unknown("key", str(key[-1]), owner.model_fields)))

@@ -1,10 +1,10 @@
 """Many runs: each in a process of its own, none lost and none twice.
 
-| a cell is | if the results folder has                      | a sweep                                   |
-|-----------|------------------------------------------------|-------------------------------------------|
-| done      | a complete run of its id, by this code         | keeps it (and must be told so: `resume`)  |
-| failed    | none of these, but one that failed             | tries it again only with `retry`          |
-| to do     | neither; what an ended sweep left is interrupted | runs it                                 |
+| a cell is | if the results folder has                        | a sweep                                  |
+|-----------|--------------------------------------------------|------------------------------------------|
+| done      | a complete run of its id, by this code           | keeps it (and must be told so: `resume`) |
+| failed    | none of these, but one that failed               | tries it again only with `retry`         |
+| to do     | neither; what an ended sweep left is interrupted | runs it                                  |
 
 Nothing but the runs themselves is kept: whoever kills a sweep at any moment can only lose the runs under way.
 One sweep works in a results folder at a time; its lock is held by its cells as well.
@@ -13,7 +13,6 @@ One sweep works in a results folder at a time; its lock is held by its cells as 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import random
 import signal
@@ -39,10 +38,8 @@ LOCK = ".sweep.lock"
 LOCK_PATIENCE_S = 10.0  # cells of a killed sweep need a moment to end
 SEALING_S = 20.0  # an interrupted run seals its manifest
 START_S = 0.9  # a process until its run begins
-SEQUENCE_S = {
-    "sim": 2e-4,
-    "cosim": 4e-3,
-}  # of a run for each sequence, where nothing of the kind was run here
+SEQUENCE_S = {"sim": 2e-4, "cosim": 4e-3}  # a sequence of a run, where nothing like it was run here
+ALIKE = 4  # runs of up to so many times more or fewer sequences foretell each other's time
 FAILED = ("failed", "invalid")
 
 
@@ -63,7 +60,7 @@ class Ledger:
     done: dict[str, dict[str, Any]] = field(default_factory=dict)
     failed: dict[str, dict[str, Any]] = field(default_factory=dict)
     other_code: dict[str, dict[str, Any]] = field(default_factory=dict)  # complete, but another version's
-    left: list[str] = field(default_factory=list)  # runs that nobody ended
+    left: list[str] = field(default_factory=list)  # runs that are not sealed
 
     def to_do(self, cells: Sequence[Cell], retry: bool) -> list[Cell]:
         return [cell for cell in cells if cell.id not in self.done and (retry or cell.id not in self.failed)]
@@ -77,7 +74,7 @@ def ledger(suite: Suite, root: Path, any_code: bool = False) -> Ledger:
         if cell not in ids:
             continue
         same = any_code or manifest.get("code_sha256") == code_sha256()
-        if status == "complete":
+        if status == "complete" and (root / manifest["run"] / "DONE").exists():
             (found.done if same else found.other_code).setdefault(cell, manifest)
         elif status in FAILED and same:
             found.failed.setdefault(cell, manifest)
@@ -85,6 +82,7 @@ def ledger(suite: Suite, root: Path, any_code: bool = False) -> Ledger:
             found.left.append(manifest["run"])
     for cell in found.done:
         found.failed.pop(cell, None)
+    for cell in (*found.done, *found.failed):
         found.other_code.pop(cell, None)
     return found
 
@@ -111,21 +109,25 @@ class Forecast:
 
     def __init__(self, root: Path) -> None:
         self._exactly: dict[str, list[float]] = defaultdict(list)
-        self._alike: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+        self._alike: dict[tuple[str, str, str], list[tuple[int, float]]] = defaultdict(list)
         for manifest in list_runs(root):
             if manifest["status"] == "complete" and "wall_s" in manifest:
                 raw, wall_s = manifest["spec"], manifest["wall_s"]
                 self._exactly[manifest["spec_sha256"]].append(wall_s)
                 alike = (raw["backend"], raw["system"], raw["group"]["name"])
-                self._alike[alike].append(wall_s / _sequences(raw["steps"], raw["group"]["workload"]))
+                self._alike[alike].append((_sequences(raw["steps"], raw["group"]["workload"]), wall_s))
 
     def wall_s(self, spec: RunSpec) -> float | None:
         """None where nothing is known."""
         if known := self._exactly.get(spec.digest):
             return START_S + median(known)
         count = _sequences(spec.steps, spec.group.workload.model_dump())
-        each = self._alike.get((spec.backend, spec.system, spec.group.name))
-        if each is None and spec.backend not in SEQUENCE_S:
+        each = [
+            wall_s / sequences
+            for sequences, wall_s in self._alike[spec.backend, spec.system, spec.group.name]
+            if 1 / ALIKE <= sequences / count <= ALIKE
+        ]
+        if not each and spec.backend not in SEQUENCE_S:
             return None
         return START_S + count * (median(each) if each else SEQUENCE_S[spec.backend])
 
@@ -141,8 +143,11 @@ def _sequences(steps: int, workload: dict[str, Any]) -> int:
 @contextmanager
 def alone_in(root: Path) -> Iterator[int]:
     """The lock of a results folder. Raises `UsageError` if another sweep has it."""
-    root.mkdir(parents=True, exist_ok=True)
-    lock = os.open(root / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        lock = os.open(root / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise UsageError(f"--results {root}: {error.strerror}") from None
     try:
         deadline = time.monotonic() + LOCK_PATIENCE_S
         while True:
@@ -161,9 +166,13 @@ def alone_in(root: Path) -> Iterator[int]:
 
 
 def seal_left(found: Ledger, root: Path) -> None:
-    """Runs that an ended sweep left behind say so."""
-    for run in found.left:
-        RunDirectory.open(root, str(root / run)).seal("interrupted", reason="its sweep ended before it")
+    """Runs that an ended sweep left behind say so. Raises `UsageError` if one of the cells is being run."""
+    left = [RunDirectory.open(root, str(root / run)) for run in found.left]
+    for run in left:
+        if run.is_alive():
+            raise UsageError(f"{run.id} is a cell of this suite and is being run; wait for it")
+    for run in left:
+        run.seal("interrupted", reason="what started it ended before it")
 
 
 def sweep(
@@ -204,42 +213,62 @@ class _Crew:
         self._children: list[subprocess.Popen[str]] = []
         self._guard = threading.Lock()
         self._stopped = False
+        self._code = code_sha256()
 
     def run(self, cell: Cell) -> Outcome:
+        """Whatever goes wrong with a cell is that cell's failure, and is on record."""
+        before = {manifest["run"] for manifest in list_runs(self._root)}
+        try:
+            code, err = self._in_a_process(cell)
+        except OSError as error:
+            code, err = 1, str(error)
+        mine = next(
+            (m for m in list_runs(self._root) if m.get("cell") == cell.id and m["run"] not in before), None
+        )
+        if code == 0 and mine is not None and mine["status"] == "complete":
+            if mine.get("code_sha256") == self._code:
+                return Outcome(cell, "complete", mine["run"])
+            return Outcome(cell, "failed", mine["run"], "the code was changed while the sweep ran")
+        if self._stopped and mine is None:
+            return Outcome(cell, "failed", "", "not started")
+        return self._failed(cell, mine, code, err)
+
+    def _in_a_process(self, cell: Cell) -> tuple[int, str]:
+        """Its exit code, and what it said on stderr."""
         command = [
             sys.executable, "-m", "harness.cell", *cell.request, "--results", str(self._root), "--quiet",
-            "--wandb", self._wandb, "--json",
+            "--wandb", self._wandb,
         ]  # fmt: skip
         with self._guard:
             if self._stopped:
-                return Outcome(cell, "failed", "", "not started")
+                return INTERRUPTED, "not started"
             child = subprocess.Popen(
-                command, stdin=self._lifeline, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                command, stdin=self._lifeline, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
                 start_new_session=True, pass_fds=(self._lock,),
             )  # fmt: skip
             self._children.append(child)
-        out, err = child.communicate()
+        _, err = child.communicate()
         with self._guard:
             self._children.remove(child)
-        if child.returncode == 0:
-            return Outcome(cell, "complete", json.loads(out)["run"])
-        return self._failed(cell, child.returncode, err)
+        return child.returncode, err
 
-    def _failed(self, cell: Cell, code: int, err: str) -> Outcome:
+    def _failed(self, cell: Cell, mine: dict[str, Any] | None, code: int, err: str) -> Outcome:
         """The reason is the run's own where it has sealed itself; else what became of its process."""
         why = (err.strip().splitlines() or [f"ended with {code}"])[-1].removeprefix("bench: ")
         if code < 0:
             why = f"its process was killed by {signal.Signals(-code).name}"
-        mine = next((m for m in list_runs(self._root) if m.get("cell") == cell.id), None)
+        if mine is not None and mine["status"] != "running":
+            return Outcome(cell, "failed", mine["run"], mine.get("reason", why))
+        status = "interrupted" if self._stopped or code == INTERRUPTED else "failed"
         if mine is None:
-            return Outcome(cell, "failed", "", why)
-        if mine["status"] == "running":
+            run = RunDirectory.create(self._root, cell.spec)
+        else:
             run = RunDirectory.open(self._root, str(self._root / mine["run"]))
-            run.seal("interrupted" if self._stopped or code == INTERRUPTED else "failed", reason=why)
-        return Outcome(cell, "failed", mine["run"], mine.get("reason", why))
+        run.seal(status, reason=why)
+        return Outcome(cell, "failed", run.id, why)
 
     def stop(self) -> None:
-        """Interrupt all; what does not seal itself in time is ended with the lifeline."""
+        """Interrupt all; what does not seal itself in time is killed."""
         with self._guard:
             self._stopped = True
             children = list(self._children)

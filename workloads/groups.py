@@ -23,8 +23,10 @@ HERE = Path(__file__).parent
 Count = Annotated[int, Field(ge=1)]
 Tokens = Annotated[int, Field(ge=1, le=10_000_000)]
 NotNegativeCount = Annotated[int, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Sigma = Annotated[float, Field(ge=0, le=10)]
+MeanTokens = Annotated[float, Field(gt=0, le=1e7)]
 
 
 class Table(BaseModel):
@@ -83,15 +85,17 @@ class Lengths(Table):
     length. Caps: artifact-template. Levels: inference (see docs/workloads.md).
     """
 
-    prompt_mean: Positive = 200.0
-    response_median: Positive = 1500.0
-    response_sigma: NotNegative = 1.0
+    prompt_mean: MeanTokens = 200.0
+    response_median: MeanTokens = 1500.0
+    response_sigma: Sigma = 1.0
     group_share: Annotated[float, Field(ge=0, le=1)] = 0.5  # of the log variance: a prompt is hard for all
-    drift: float = 0.0  # of the log-median, an RL step: responses get longer (or shorter) over training
+    drift: Annotated[float, Field(ge=-1, le=1)] = (
+        0.0  # of the log-median, an RL step: responses get longer (or shorter) over training
+    )
     response_cap: Tokens = 15_000
-    judge_at_1k: Positive = 3000.0  # median judgement of a 1,000-token response
-    judge_slope: NotNegative = 0.3
-    judge_sigma: NotNegative = 0.6
+    judge_at_1k: MeanTokens = 3000.0  # median judgement of a 1,000-token response
+    judge_slope: Annotated[float, Field(ge=0, le=3)] = 0.3
+    judge_sigma: Sigma = 0.6
     judge_cap: Tokens = 20_000
 
 

@@ -26,6 +26,8 @@ VERBS = {
 }
 
 
+# A path that was given is not what it should be; anything else of the system's is not the user's mistake.
+ON_PATHS = (FileExistsError, FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
 ELSEWHERE = {  # verbs of other rooms; all others are in this package
     "figures": "paper_figures.command",
     "validate": "paper_figures.validation",
@@ -78,6 +80,9 @@ def main(arguments: list[str] | None = None) -> Any:
     except click.ClickException as error:
         click.echo(f"bench: {error.format_message()}", err=True)
         sys.exit(error.exit_code)
+    except OSError as error:
+        click.echo(f"bench: {error.filename or ''}: {error.strerror or error}", err=True)
+        sys.exit(errors.USAGE if isinstance(error, ON_PATHS) else errors.UNFIT)
     except (click.Abort, KeyboardInterrupt):
         click.echo("bench: interrupted; what was logged is kept", err=True)
         sys.exit(errors.INTERRUPTED)

@@ -7,26 +7,25 @@ from pathlib import Path
 
 import click
 
-from harness.claims import CLAIMS, Found, Row, judge, read_claims
+from harness.claims import CLAIMS, Found, Row, judge, read_claims, runs_of
 from harness.errors import CheckFailed
-from harness.record import RUNS, list_runs
-from harness.store import open_runs
+from harness.record import RUNS
 
 
 @click.command("claims")
 @click.option(
     "--claims", "path", type=click.Path(path_type=Path), default=CLAIMS, help="Another table of claims."
 )
+@click.option("--any-code", is_flag=True, help="Whatever version of the code made the runs.")
 @click.option("--results", type=click.Path(path_type=Path), default=RUNS, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="A JSON array on stdout, an object a claim.")
-def command(path: Path, results: Path, as_json: bool) -> None:
+def command(path: Path, any_code: bool, results: Path, as_json: bool) -> None:
     """The paper's claims beside the runs in --results: value, interval, verdict, and the command for it.
 
     Ends with 1 if a claim that was tested is not reproduced.
     """
     file = read_claims(path)
-    complete = any(manifest["status"] == "complete" for manifest in list_runs(results))
-    rows = judge(file, open_runs(results) if complete else [], results)
+    rows = judge(file, runs_of(file, results, any_code), results, path)
     click.echo(json.dumps([row.to_json() for row in rows]) if as_json else render(rows, file.frozen_in))
     failed = [row.claim.id for row in rows if row.verdict is Found.NOT_REPRODUCED]
     if failed:
@@ -53,6 +52,9 @@ def render(rows: list[Row], frozen_in: str) -> str:
                 for part in row.parts
             ]
         lines.append(f"  verdict     {row.verdict}" + (f" ({row.why})" if row.why else ""))
+        lines += [f"  note        {note}" for note in row.notes]
+        if runs := sum(len(side.runs) for part in row.parts for side in (part.baseline, part.contender)):
+            lines.append(f"  runs        {runs}; --json lists them")
         if row.command:
             lines.append(f"  command     {row.command}")
     return "\n".join(lines)

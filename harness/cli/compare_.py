@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from harness.compare import FEW, METRICS, Contrast, compare, condition, select
-from harness.errors import CheckFailed
+from harness.compare import ALLOWABLE, FEW, METRICS, Contrast, compare_sides, condition, select
+from harness.errors import CheckFailed, UsageError
 from harness.record import RUNS
-from harness.store import open_runs
+from harness.store import Recorded, open_runs
 from harness.suite import load_suite
 
 
@@ -19,9 +20,7 @@ from harness.suite import load_suite
 @click.option("--suite", help="Only runs of this suite's cells.")
 @click.option("--where", multiple=True, metavar="KEY=VALUE", help="Only runs with it; repeatable.")
 @click.option("--metric", default="throughput", show_default=True, metavar="|".join(METRICS))
-@click.option(
-    "--allow", multiple=True, metavar="kind|workload|staleness|seeds", help="Compare in spite of it."
-)
+@click.option("--allow", multiple=True, metavar="|".join(ALLOWABLE), help="Compare in spite of it.")
 @click.option(
     "--fail-on", "conditions", multiple=True, metavar="METRIC<PERCENT%", help="Exit with 1 if it is so."
 )
@@ -33,23 +32,35 @@ def command(
 ) -> None:  # fmt: skip
     """Compare OTHER... with BASELINE, seed by seed.
 
-    Each is a system, a run, or a selection such as 'system=pivot,staleness=0'. A ratio above 1 means that the
-    other is faster; the verdict needs a bootstrap interval over runs and a rank test to agree.
+    Each is a system, a run, or a selection: key=value with commas between, such as staleness=0. Behind a
+    folder and a colon ('old/runs:...') it is of the runs there. A ratio above 1 means that the other is
+    faster; the verdict needs a bootstrap interval over runs and a rank test to agree.
     """
     checks = [condition(text) for text in conditions]
-    runs = open_runs(results)
-    if suite is not None:
-        ids = {cell.id for cell in load_suite(suite).cells}
-        runs = [run for run in runs if run.directory.manifest.get("cell") in ids]
-    for text in where:
-        runs = select(runs, text)
-    found = compare(runs, selections, metric, frozenset(allow))
+    variants = {cell.id: cell.variant for cell in load_suite(suite).cells} if suite is not None else None
+
+    def side(text: str) -> tuple[str, list[Recorded]]:
+        folder, colon, rest = text.rpartition(":")
+        runs = open_runs(Path(folder) if colon else results)
+        if variants is not None:
+            runs = [
+                replace(run, variant=variants[run.directory.manifest["cell"]])
+                for run in runs
+                if run.directory.manifest.get("cell") in variants
+            ]
+            if not runs:
+                raise UsageError(f"no complete run of a cell of '{suite}' in {folder or results}")
+        for wanted in where:
+            runs = select(runs, wanted)
+        return text, select(runs, rest) if rest else runs
+
+    sides = [side(text) for text in selections]
+    found = compare_sides(sides, metric, frozenset(allow))
     click.echo(json.dumps([one.to_json() for one in found]) if as_json else render(found))
     broken = []
     for check in checks:
-        against = (
-            found if check.metric == metric else compare(runs, selections, check.metric, frozenset(allow))
-        )
+        same = check.metric == metric
+        against = found if same else compare_sides(sides, check.metric, frozenset(allow))
         broken += [f"{check.text}: {said(one)}" for one in against if check.holds(one)]
     if broken:
         raise CheckFailed("; ".join(broken))
@@ -65,7 +76,7 @@ def render(found: list[Contrast]) -> str:
     for one in found:
         effect = one.effect
         p = "-" if effect.p is None else f"{effect.p:.3g}"
-        design = "pairs" if effect.paired else "independent runs"
+        design = ("pair" if effect.n == 1 else "pairs") if effect.paired else "independent runs"
         lines += [
             f"{one.workload}",
             f"  {one.contender.label} / {one.baseline.label}  {one.metric} ({one.kind})  "

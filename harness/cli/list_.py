@@ -54,7 +54,11 @@ def command(
     if not found:
         click.echo(f"no runs in {results}" + (" of these" if given or suite else ""), err=True)
     for facts in found:
-        click.echo(f"{facts['run']:<64}{facts['status']:<12}{facts['kind']}")
+        changed = " ".join(f"{key}={value}" for key, value in facts["settings"].items())
+        click.echo(
+            f"{facts['run']:<66} {facts['status']:<12}{facts['kind']:<12} {facts['steps']:>3} steps  "
+            f"staleness {facts['staleness']}  {changed}".rstrip()
+        )
 
 
 def check_filters(given: dict[str, Any]) -> None:
@@ -83,6 +87,7 @@ def facts_of(manifest: dict[str, Any]) -> dict[str, Any]:
         "seed": spec["seed"],
         "steps": spec["steps"],
         "staleness": spec["staleness"],
+        "settings": changed_settings(spec),
     }
 
 
@@ -129,6 +134,13 @@ def workloads() -> list[str]:
             f"{step.judge_calls} judge call(s); {text}"
         )
     return lines
+
+
+def changed_settings(spec: dict[str, Any]) -> dict[str, str]:
+    """Where a run differs from its model group as it is shipped."""
+    from harness.compare import changes
+
+    return changes(spec["group"])
 
 
 def suites() -> list[str]:

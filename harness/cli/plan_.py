@@ -20,8 +20,8 @@ from harness.suite import load_suite
 @click.argument("suite", required=False)
 @click.option("--system", help="Of a single run.")
 @click.option("--model", help="Of a single run.")
-@click.option("--steps", type=int, default=20, show_default=True, help="RL steps: lengths may drift.")
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--steps", type=int, help="RL steps: lengths may drift.  [default: 20]")
+@click.option("--seed", type=int, help="[default: 0]")
 @click.option("--gpus", type=int, help="Devices; the template split keeps its proportions.")
 @click.option("--set", "settings", multiple=True, metavar="TABLE.KEY=VALUE", help="Repeatable.")
 @click.option("--policy-config", type=click.Path(path_type=Path), help="Another policy's config.json.")
@@ -33,8 +33,8 @@ from harness.suite import load_suite
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def command(
-    suite: str | None, system: str | None, model: str | None, steps: int, seed: int, gpus: int | None,
-    settings: tuple[str, ...],
+    suite: str | None, system: str | None, model: str | None, steps: int | None, seed: int | None,
+    gpus: int | None, settings: tuple[str, ...],
     policy_config: Path | None, judge_config: Path | None, trace: Path | None, results: Path, jobs: int,
     as_json: bool,
 ) -> None:  # fmt: skip
@@ -43,8 +43,12 @@ def command(
     Of SUITE (a name or a TOML file): its cells, which of them are done, what fits, and how long it will take.
     """
     if suite is not None:
-        if system or model:
-            raise UsageError(f"give the suite '{suite}' or --system and --model, not both")
+        single = {
+            "system": system, "model": model, "steps": steps, "seed": seed, "gpus": gpus, "set": settings,
+            "policy-config": policy_config, "judge-config": judge_config, "trace": trace,
+        }  # fmt: skip
+        if given := [name for name, value in single.items() if value not in (None, ())]:
+            raise UsageError(f"--{given[0]} is of a single run: give it or the suite '{suite}', not both")
         planned = plan_suite(load_suite(suite), results, jobs)
         click.echo(json.dumps(planned) if as_json else render_suite(planned))
         return
@@ -52,7 +56,8 @@ def command(
         raise UsageError("give a suite, or --system and --model")
     configs = {"policy": policy_config, "judge": judge_config}
     spec = resolve(
-        system=system, model=model, backend="sim", steps=steps, seed=seed, staleness=None, gpus=gpus,
+        system=system, model=model, backend="sim", steps=20 if steps is None else steps, seed=seed or 0,
+        staleness=None, gpus=gpus,
         settings=settings, trace=trace,
         configs={which: path for which, path in configs.items() if path is not None},
     )  # fmt: skip
@@ -89,7 +94,7 @@ def render_suite(found: dict[str, Any]) -> str:
     for row in found["rows"]:
         lines.append(
             f"{row['system']:<16}{row['model']:<16}{row['variant'] or '-':<12}{row['staleness']:>9}"
-            f"{row['cells']:>7}{row['done']:>6}{row['failed']:>8}"
+            f"{row['cells']:>7}{row['done']:>6}{row['failed']:>8}  {' '.join(row['settings'])}".rstrip()
         )
     for model, facts in found["memory"].items():
         lines.append(f"{model:<16}" + "; ".join(f"{role}: {text}" for role, text in facts.items()))

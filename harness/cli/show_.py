@@ -22,4 +22,13 @@ def command(run: str, again: bool, results: Path, as_json: bool) -> None:
     """Show the summary of RUN: its id, its path, or an unambiguous part of its id."""
     directory = RunDirectory.open(results, run)
     summary = recompute(directory) if again else read_summary(directory)
-    click.echo(json.dumps(summary) if as_json else render(summary))
+    status = {key: directory.manifest[key] for key in ("status", "reason") if key in directory.manifest}
+    if as_json:
+        click.echo(json.dumps({**summary, **status}))
+        return
+    if status["status"] != "complete":
+        steps = f"{len(summary['steps'])} of {directory.manifest['spec']['steps']} steps"
+        click.echo(
+            f"{status['status']} after {steps}" + (f": {status['reason']}" if "reason" in status else "")
+        )
+    click.echo(render(summary))

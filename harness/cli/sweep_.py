@@ -53,17 +53,20 @@ def command(
         )
     with alone_in(results) as lock:
         found = ledger(chosen, results, any_code)
-        if found.done and not resume:
+        if (found.done or found.failed) and not resume:
             raise UsageError(
-                f"{len(found.done)} of {len(chosen.cells)} cells are in {results} already: --resume keeps "
-                "them, another --results runs them again"
+                f"{len(found.done)} of {len(chosen.cells)} cells are in {results} already"
+                + (f", and {len(found.failed)} failed" if found.failed else "")
+                + ": --resume keeps them"
+                + (" (--retry failed tries those again)" if found.failed else "")
+                + ", another --results runs them again"
             )
         seal_left(found, results)
         cells = interleaved(found.to_do(chosen.cells, bool(retry)), chosen.sha256)
         earlier = [cell for cell in chosen.cells if cell.id in found.failed and cell not in cells]
         with Display(cells, Forecast(results), jobs, quiet) as display:
             if found.other_code:
-                display.say(f"{len(found.other_code)} cells were run by other code and run again")
+                display.say(f"{len(found.other_code)} cells were run by other code and are run again")
             outcomes = sweep(
                 cells, results, lock, jobs=jobs, fail_fast=fail_fast, wandb=mode, ended=display.ended
             )
@@ -110,7 +113,9 @@ class Display:
 
     def __init__(self, cells: list[Cell], forecast: Forecast, jobs: int, quiet: bool) -> None:
         self._quiet, self._jobs = quiet, jobs
-        self._expected = {cell.id: forecast.wall_s(cell.spec) or 0.0 for cell in cells}
+        expected = {cell.id: forecast.wall_s(cell.spec) for cell in cells}
+        self._known = all(seconds is not None for seconds in expected.values())
+        self._expected = {cell: seconds or 0.0 for cell, seconds in expected.items()}
         self._total, self._done, self._expected_done = len(cells), 0, 0.0
         self._console = rich.console.Console(stderr=True, highlight=False, soft_wrap=True)
         self._bar = rich.progress.Progress(
@@ -143,6 +148,8 @@ class Display:
 
     def _left(self) -> str:
         """From what was expected of the cells that are left, and how wrong that was so far."""
+        if not self._known:
+            return "time left unknown"
         left = sum(self._expected.values()) - self._expected_done
         if not self._done:
             return f"about {_span(left / self._jobs)} left"

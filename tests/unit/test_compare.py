@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from harness.claims import Found, judge, read_claims
+from harness.claims import ClaimsFile, Found, judge, read_claims, runs_of
 from harness.compare import Contrast, compare, condition, describe, select
 from harness.errors import BenchError, UsageError
 from harness.export import export
@@ -44,7 +45,7 @@ def runs(root: Path) -> list[Recorded]:
 
 def changed(runs: Sequence[Recorded], **fields: Any) -> list[Recorded]:
     """The same runs with other facts in their summaries."""
-    return [replace(one, summary={**one.summary, **fields}) for one in runs]
+    return [replace(one, given={**one.summary, **fields}) for one in runs]
 
 
 def sped_up(runs: Sequence[Recorded], factor: float) -> list[Recorded]:
@@ -55,7 +56,7 @@ def sped_up(runs: Sequence[Recorded], factor: float) -> list[Recorded]:
             partner = next(r for r in runs if r.seed == one.seed and r.spec["system"] == "colocated")
             wobble = 1 + 0.02 * math.sin(7 * one.seed)
             tokens = {key: value * factor * wobble for key, value in partner.summary["tokens_per_s"].items()}
-            one = replace(one, summary={**partner.summary, "tokens_per_s": tokens, "system": "pivot"})
+            one = replace(one, given={**partner.summary, "tokens_per_s": tokens, "system": "pivot"})
         found.append(one)
     return found
 
@@ -118,17 +119,45 @@ def test_halves_without_common_seeds_are_refused_or_independent(runs: list[Recor
 
 
 def test_simulated_against_measured_is_refused(runs: list[Recorded]) -> None:
-    mixed = [
-        replace(one, summary={**one.summary, "kind": "measured"}) if one.spec["system"] == "pivot" else one
-        for one in runs
-    ]
+    mixed = [as_measured(one) if one.spec["system"] == "pivot" else one for one in runs]
     with pytest.raises(UsageError, match="colocated is simulated, pivot is measured"):
         compare(mixed, ["colocated", "pivot"])
+    allowed = only(compare(mixed, ["colocated", "pivot"], allow=frozenset({"kind"})))
+    assert "colocated is simulated, pivot is measured" in allowed.notes
+    sides = allowed.to_json()
+    assert (sides["baseline"]["kind"], sides["contender"]["kind"]) == ("simulated", "measured")
+
+
+def as_measured(run: Recorded) -> Recorded:
+    manifest = {**run.directory.manifest, "kind": "measured"}
+    return replace(run, directory=replace(run.directory, manifest=manifest), given=run.summary)
+
+
+def test_oversubscribed_runs_are_not_compared(runs: list[Recorded]) -> None:
+    crowded = changed(runs, oversubscribed=True)
+    with pytest.raises(UsageError, match="more workers than cores"):
+        compare(crowded, ["colocated", "pivot"])
+    allowed = only(compare(crowded, ["colocated", "pivot"], allow=frozenset({"oversubscribed"})))
+    assert "20 runs had more workers than cores" in allowed.notes
+
+
+def test_workloads_of_one_side_are_left_out_aloud(runs: list[Recorded], tmp_path: Path) -> None:
+    settings = (*SMALL, "lengths.response_median=700")
+    run(small_spec("colocated", steps=2, seed=1, staleness=0, settings=settings), tmp_path)
+    found = only(compare([*runs, *open_runs(tmp_path)], ["colocated", "pivot"]))
+    assert found.effect.n == 10
+    assert any("only colocated has runs of it: " in n and "response_median=700" in n for n in found.notes)
+
+
+def test_one_pair_is_valid_json(runs: list[Recorded]) -> None:
+    one = only(compare(runs, ["colocated,seed=1", "pivot,seed=1"])).to_json()
+    assert (one["high"], one["p"]) == (None, None)
+    json.dumps(one, allow_nan=False)
 
 
 def test_unequal_staleness_is_refused_unless_allowed(runs: list[Recorded]) -> None:
     stale = [
-        replace(one, summary={**one.summary, "realised_staleness": {"mean": 1.0, "max": 2}})
+        replace(one, given={**one.summary, "realised_staleness": {"mean": 1.0, "max": 2}})
         if one.spec["system"] == "pivot"
         else one
         for one in runs
@@ -145,14 +174,16 @@ def test_other_workloads_are_refused_with_what_differs(runs: list[Recorded], tmp
     both = [*(one for one in runs if one.spec["system"] == "colocated"), *open_runs(tmp_path)]
     with pytest.raises(UsageError, match=r"lengths.response_median \(1500.0, 700.0\)"):
         compare(both, ["colocated", "pivot"])
-    assert only(compare(both, ["colocated", "pivot"], allow=frozenset({"workload"}))).effect.n == 1
+    found = only(compare(both, ["colocated", "pivot"], allow=frozenset({"workload"})))
+    assert found.effect.n == 1
+    assert any("colocated ran another workload: dense-9b 2 steps" in note for note in found.notes)
     assert "lengths.response_median=700" in describe(open_runs(tmp_path)[0])
 
 
 def test_runs_of_one_seed_that_differ_must_be_told_apart(runs: list[Recorded], tmp_path: Path) -> None:
     run(small_spec("pivot", steps=2, seed=1, staleness=2), tmp_path)
     both = [*runs, *open_runs(tmp_path)]
-    with pytest.raises(UsageError, match=r"differ in staleness \(0 and 2\)"):
+    with pytest.raises(UsageError, match=r"differ in staleness \(0 and 2\).*staleness=2"):
         compare(both, ["colocated", "pivot"])
     assert only(compare(both, ["colocated", "pivot,staleness=0"])).effect.n == 10
 
@@ -220,7 +251,7 @@ def test_a_claim_comes_out_or_does_not(
     runs: list[Recorded], factor: float, low: float, high: float, verdict: Found, tmp_path: Path
 ) -> None:
     file = read_claims(claims_of(tmp_path, low, high))
-    gain, other = judge(file, sped_up(runs, factor), tmp_path)
+    gain, other = judge(file, by_cell(file, sped_up(runs, factor)), tmp_path)
     assert gain.verdict is verdict
     assert gain.effect is not None
     assert gain.effect.ratio == pytest.approx(factor, rel=0.02)
@@ -230,16 +261,60 @@ def test_a_claim_comes_out_or_does_not(
     assert json.loads(json.dumps(gain.to_json()))["frozen_in"] == "abc"
 
 
+def by_cell(file: ClaimsFile, runs: Sequence[Recorded]) -> dict[str, dict[str, Recorded]]:
+    cells = {str(run.directory.manifest["cell"]): run for run in runs}
+    return {claim.suite: cells for claim in file.claim if claim.suite}
+
+
+@pytest.mark.parametrize(("seeds", "wobble"), [(1, 0.0), (5, 0.0), (10, 0.9)])
+def test_an_interval_that_is_wide_reproduces_nothing(
+    runs: list[Recorded], seeds: int, wobble: float, tmp_path: Path
+) -> None:
+    """Few seeds and noisy ones overlap every range."""
+    path = claims_of(tmp_path, 1.8, 2.0)
+    study = tmp_path / "study.toml"
+    study.write_text(study.read_text().replace(str(list(SEEDS)), str(list(range(seeds)))))
+    noisy = []
+    for one in sped_up(runs, 1.0):
+        if one.spec["system"] == "pivot":
+            factor = 1.3 * math.exp(wobble * math.sin(9 * one.seed))
+            tokens = {key: value * factor for key, value in one.summary["tokens_per_s"].items()}
+            one = replace(one, given={**one.summary, "tokens_per_s": tokens})
+        noisy.append(one)
+    row = judge(read_claims(path), by_cell(read_claims(path), noisy), tmp_path)[0]
+    assert row.verdict is (Found.NOT_TESTED if seeds < 6 else Found.NOT_REPRODUCED)
+    assert row.effect is not None
+
+
 def test_a_claim_with_missing_runs_is_not_tested(runs: list[Recorded], tmp_path: Path) -> None:
     file = read_claims(claims_of(tmp_path, 1.8, 2.0))
-    row = judge(file, [one for one in runs if one.seed != 4], tmp_path)[0]
+    row = judge(file, by_cell(file, [one for one in runs if one.seed != 4]), tmp_path)[0]
     assert (row.verdict, row.effect) == (Found.NOT_TESTED, None)
     assert row.why.startswith("2 of 20 runs of")
 
 
+def test_claims_count_runs_of_this_code_only(root: Path, runs: list[Recorded], tmp_path: Path) -> None:
+    file = read_claims(claims_of(tmp_path, 1.8, 2.0))
+    (found,) = runs_of(file, root).values()
+    assert len(found) == 20
+    copied = tmp_path / "other"
+    shutil.copytree(root, copied)
+    for path in copied.glob("*/manifest.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "code_sha256": "another"}))
+    assert [len(found) for found in runs_of(file, copied).values()] == [0]
+    assert [len(found) for found in runs_of(file, copied, any_code=True).values()] == [20]
+
+
+def test_a_grid_that_is_not_there_is_said(tmp_path: Path) -> None:
+    path = claims_of(tmp_path, 1.8, 2.0)
+    path.write_text(path.read_text().replace("[claim.ratio]", "grid = 7\n[claim.ratio]"))
+    row = judge(read_claims(path), {}, tmp_path)[0]
+    assert (row.verdict, row.why) == (Found.NOT_TESTED, "study has no grid 7")
+
+
 def test_the_shipped_claims_can_be_judged(tmp_path: Path) -> None:
     file = read_claims()
-    rows = judge(file, [], tmp_path)
+    rows = judge(file, {}, tmp_path)
     assert {row.verdict for row in rows} == {Found.NOT_TESTED}
     assert {row.claim.id for row in rows} >= {"over-colocated", "over-disaggregated", "convergence"}
 

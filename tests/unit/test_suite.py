@@ -48,7 +48,7 @@ def test_a_suite_is_the_union_of_its_products(tmp_path: Path) -> None:
     assert (first.spec.system, first.variant, first.spec.seed) == ("colocated", "long", 1)
     assert first.spec.group.lengths.response_median == 3000
     assert {cell.spec.group.lengths.response_median for cell in suite.cells} == {3000, 500, 1500}
-    assert {cell.spec.group.workload.prompts for cell in suite.cells if cell.grid == 1} == {64, 128}
+    assert {cell.spec.group.workload.prompts for cell in suite.cells if cell.grids == (1,)} == {64, 128}
 
 
 def test_cells_that_resolve_to_the_same_are_one(tmp_path: Path) -> None:
@@ -89,6 +89,18 @@ def test_a_cell_is_told_by_what_it_resolves_to_and_not_by_its_file(tmp_path: Pat
         ('model = "dense-9b"\nvariant', 'model = "dense-9"\nvariant', 13, "did you mean 'dense-9b'?"),
         ('variant = ["long", "short"]', 'variant = ["lang"]', 14, "did you mean 'long'?"),
         ('variant = ["long", "short"]', 'varient = ["long"]', 14, "did you mean 'variant'?"),
+        ("seeds = [1, 2, 3]", "seeds = [true]", 3, "not True"),
+        ("seeds = [1, 2, 3]", "seeds = [-1]", 3, "seeds: --seed -1: from 0 to 2^63 - 1"),
+        ("steps = 2", 'steps = "2"', 2, "not '2'"),
+        ("staleness = [0, 2]", 'staleness = ["defualt"]', 19, "expected a number of versions or 'default'"),
+        (
+            "lengths.response_median = 500",
+            "lengths.judge_at_1k = -5",
+            9,
+            "variants.short.lengths.judge_at_1k",
+        ),
+        ("lengths.response_median = 500", "lengths.response_median = inf", 9, "less than or equal to"),
+        ('"workload.prompts" = [64, 128]', '"cluster.hardware" = "h2o"', 22, "did you mean 'h20'?"),
         ("staleness = [0, 2]", "staleness = [-1]", 19, "grid[1].staleness: pivot dense-9b: --staleness -1"),
         ('"workload.prompts" = [64, 128]', '"workload.promts" = 64', 22, "did you mean 'workload.prompts'?"),
         ('"workload.prompts" = [64, 128]', '"workload.prompts" = [64, 63]', 22, "does not divide 63 prompts"),
@@ -114,7 +126,7 @@ def test_refusals_name_the_line_and_the_key(
 
 
 def test_a_cell_that_does_not_fit_is_refused_with_the_numbers(tmp_path: Path) -> None:
-    """Qwen2.5-72B does not fit beside its cache on devices of 80 GB at this width."""
+    """The longest response is blamed, without which the cell would fit."""
     text = """\
 seeds = 1
 [[grid]]
@@ -125,7 +137,8 @@ model = ["moe-122b"]
 """
     path = write(tmp_path, text)
     with pytest.raises(
-        UsageError, match=r"study.toml:4: grid\[0\].model: pivot moe-122b: .*context tokens fit"
+        UsageError,
+        match=r"study.toml:6: grid\[0\].set.lengths.response_cap: pivot moe-122b: .*context tokens fit",
     ):
         load_suite(path)
 
@@ -136,6 +149,19 @@ def test_an_empty_suite_and_an_unknown_one() -> None:
     with pytest.raises(UsageError, match=r"nowhere\.toml: no such file"):
         load_suite("nowhere.toml")
     assert "headline" in suite_names()
+
+
+def test_a_grid_in_one_bracket_and_a_setting_that_is_there_twice(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"study.toml:2: grid: a grid is written \[\[grid\]\]"):
+        load_suite(write(tmp_path, 'seeds = 1\n[grid]\nsystem = "pivot"\nmodel = "dense-9b"\n'))
+    both = GOOD.replace(
+        'variant = ["long", "short"]', 'variant = "long"\nset = {"lengths.response_median" = 5}'
+    )
+    with pytest.raises(UsageError, match="variant 'long' sets it, too"):
+        load_suite(write(tmp_path, both))
+    (tmp_path / "latin.toml").write_bytes(b"# \xe9\n")
+    with pytest.raises(UsageError, match="latin.toml: .*utf-8"):
+        load_suite(str(tmp_path / "latin.toml"))
 
 
 def test_no_grid_at_all(tmp_path: Path) -> None:
