@@ -84,7 +84,7 @@ def write(fitted: Fitted, out: Path) -> list[Path]:
     shares = asdict(fitted.shares)
     training = {
         "utilisation": _rounded({kind: shares.pop(kind) for kind in ("dense", "experts")}),
-        "fit": {"held_out_error": round(shares["held_out_error"], 4), "rows": shares["rows"]},
+        "fit": {**_rounded({"held_out_error_dense": shares["held_out_error_dense"]}), "rows": shares["rows"]},
     }
     head = "# Fitted by 'bench calibrate --data DIR'; do not edit. Source: "
     files = {

@@ -65,6 +65,11 @@ def quoted() -> tuple[list[Update], list[QuotedShift]]:
     return [Update(**row) for row in raw["update"]], [QuotedShift(**row) for row in raw["shift"]]
 
 
+def unfitted() -> list[Update]:
+    """Reported as well, but not fitted to: how they move bytes differs too much."""
+    return [Update(**row) for row in tomllib.loads(QUOTED.read_text())["unfitted"]]
+
+
 def fit_shifts(updates: Sequence[Update], shifts: Sequence[QuotedShift]) -> ShiftFit:
     """Least squares of relative errors for updates; the median for shifts."""
     kinds = sorted({row.hardware for row in updates})

@@ -54,6 +54,9 @@ def render(report: Report) -> str:
     return "\n".join(lines)
 
 
+LIMITS = (0.3, 4.0)  # of the picture; what is beyond them is written at the edge
+
+
 def draw(points: pd.DataFrame) -> Figure:
     """Predicted over measured, a row a check and a point a measurement, with each row's median."""
     import matplotlib.pyplot as plt
@@ -69,12 +72,21 @@ def draw(points: pd.DataFrame) -> Figure:
     for row, name in enumerate(names):
         chosen = points[points["check"] == name]
         ratio = (chosen["predicted_s"] / chosen["measured_s"]).to_numpy()
+        beyond = [value for value in ratio if not LIMITS[0] < value < LIMITS[1]]
+        for value in beyond:
+            edge = LIMITS[int(value > 1)]
+            side = "right" if value > 1 else "left"
+            axis.text(edge, row, f"{value:.0%}", ha=side, va="center", fontsize=6, color=PALETTE[3])
+        ratio = np.array([value for value in ratio if LIMITS[0] < value < LIMITS[1]])
+        if not len(ratio):
+            continue
         spread = 0.5 * ((np.arange(len(ratio)) * 0.618) % 1.0 - 0.5)  # so that points do not hide each other
         axis.scatter(ratio, row + spread, s=6, alpha=0.5, linewidths=0, color=PALETTE[0])
         axis.plot([np.median(ratio)] * 2, [row - 0.35, row + 0.35], color=PALETTE[3], linewidth=1.6)
     axis.set_yticks(range(len(names)), names, fontsize=7)
     axis.set_ylim(len(names), -1)
     axis.set_xscale("log")
+    axis.set_xlim(*LIMITS)
     axis.xaxis.set_major_locator(FixedLocator([0.4, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0]))
     axis.xaxis.set_minor_locator(NullLocator())
     axis.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from systems.backends.sim.replica import BLOCK, Arrival, Bounds, Costs, Replica
+from systems.policies import SYSTEMS
+from tests.conftest import simulate, small_spec
 from tests.sim.reference_replica import Reference
 
 COSTS = Costs(
@@ -41,7 +45,7 @@ def compare(bounds: Bounds, arrivals: list[Moment]) -> tuple[Replica, Reference]
     assert replica.preemptions == len(oracle.preemptions)
     assert replica.sequences == 0
     assert replica._free == bounds.blocks
-    assert sum(replica._residues) == replica._kv == replica.kv_tokens == 0
+    assert sum(replica._residues) == replica._kv == replica.kv_tokens(1e9) == 0
     return replica, oracle
 
 
@@ -151,36 +155,43 @@ class NeverAhead(Replica):
         pass
 
 
-Happening = tuple[str, int]  # an arrival, an abort or a look at everybody's progress; of which sequence
-happenings = st.lists(
-    st.tuples(
-        st.sampled_from([0.0, 0.001, 0.002, 0.004, 0.3]),  # seconds after the one before; a step takes 5 ms
-        st.tuples(st.sampled_from(["add", "add", "add", "abort", "look"]), st.integers(0, 40)),
-    ),
-    max_size=40,
-)
-
-
-@settings(max_examples=300, deadline=None)
-@given(happenings, st.sampled_from([16, 64, 2048]), st.integers(25, 120))
-def test_looking_ahead_changes_nothing(
-    drawn: list[tuple[float, Happening]], budget: int, blocks: int
-) -> None:
-    bounds = Bounds(8, budget, blocks)
-    plain, ahead = NeverAhead(COSTS, bounds), Replica(COSTS, bounds)
-    when, seen = 0.0, 0
-    for gap, (what, number) in drawn:
-        when += gap
-        assert plain.advance(when) == ahead.advance(when)
+def history(seed: int, replicas: list[Replica]) -> None:
+    """The same random arrivals, aborts and questions for all, with gaps below and above a step of 5 ms."""
+    rng, when, seen = random.Random(seed), 0.0, 0
+    for _ in range(40):
+        when += rng.choice([0.0, 0.0, 0.001, 0.002, 0.004, 0.3])
+        assert_equal([replica.advance(when) for replica in replicas])
+        number, what = rng.randrange(1, 12), rng.choice(["add", "add", "add", "abort", "progress"])
         if what == "add":
             seen += 1
             arrival = Arrival(seen, 20 + 5 * number, 1 + 3 * number, number % 3, 10 + number)
-            plain.add(when, [arrival])
-            ahead.add(when, [arrival])
+            for replica in replicas:
+                replica.add(when, [arrival])
         elif what == "abort":
-            assert plain.abort(when, [number]) == ahead.abort(when, [number])
+            gone = rng.randrange(max(1, seen - 8), seen + 2)
+            assert_equal([replica.abort(when, [gone]) for replica in replicas])
         else:
-            assert plain.progress(when) == ahead.progress(when)
-    assert plain.advance(1e6) == ahead.advance(1e6)
-    assert plain._free == ahead._free == blocks
-    assert plain.preemptions == ahead.preemptions
+            assert_equal([replica.progress(when) for replica in replicas])
+        assert_equal([replica.kv_tokens(when) for replica in replicas])
+    assert_equal([replica.advance(1e6) for replica in replicas])
+    assert_equal([replica.preemptions for replica in replicas])
+
+
+def assert_equal(values: list[Any]) -> None:
+    assert all(value == values[0] for value in values)
+
+
+@pytest.mark.parametrize("part", range(10))
+def test_looking_ahead_changes_nothing(part: int) -> None:
+    for seed in range(300 * part, 300 * (part + 1)):
+        bounds = Bounds(8, (16, 64, 2048)[seed % 3], 25 + seed % 96)
+        history(seed, [NeverAhead(COSTS, bounds), Replica(COSTS, bounds)])
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_looking_ahead_changes_no_run(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole runs, with what the scheduler and the planner are told meanwhile."""
+    spec = small_spec(system, "dense-9b", steps=2, settings=("workload.prompts=64",))
+    ahead = simulate(spec)[0].events
+    monkeypatch.setattr(Replica, "_look_ahead", NeverAhead._look_ahead)
+    assert simulate(spec)[0].events == ahead

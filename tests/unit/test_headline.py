@@ -12,10 +12,15 @@ import json
 from collections import Counter
 
 from harness.suite import load_suite
-from workloads.groups import costs_sha256
+from systems.policies import SYSTEMS
+from systems.types import SERVING
+from workloads.groups import costs_sha256, load_group, modelled
+from workloads.synthetic import SyntheticWorkload
 
-REQUESTS = "a8cb320124ad6c3302051c40b715c3b590cfc8c96ae5e5982fa6e8387a59ab74"
-COSTS = "2581155a00b11f65403ff2eb9d9f8f103ad2c63c9e4e8d1b914cc799aa8e9c24"
+REQUESTS = "c2d7bbe091addd34afced291ae518c47972f9b628a85e334614cecdfa9da0930"
+COSTS = "dc7fb4c6084f21f5ad204397bbbce1e6c1e2bc0e0c69f289af8f01a74636e40a"
+DURATIONS = "61b6223d9fd3d8acb5a3e4cd0c2ceea7e2b6efb84425bae609f41e9952077df3"
+LENGTHS = "40491606853a61edd5e0be149ffca270c63c45a0d806397e5b71114f96e7a7a1"
 
 
 def test_what_is_asked_for_is_frozen() -> None:
@@ -29,9 +34,44 @@ def test_what_it_costs_is_frozen() -> None:
     assert costs_sha256() == COSTS
 
 
+def probes(name: str) -> list[float]:
+    """A few numbers that every duration of a group hangs on."""
+    cost = modelled(load_group(name), real=False)
+    one, training = cost.serving, cost.training
+    return [
+        training.device_s(10_000, 5e7), training.step_s(8), training.smallest_unit, cost.copy_s(1e9, 1),
+        cost.copy_s(1e9, 8), cost.publish_s(16), cost.update_s(), cost.warm_shift_s(),
+        *(one[role].token_s(n) for role in SERVING for n in (1, 64)),
+        *(one[role].kv_s(64) for role in SERVING), *(one[role].prefill_s(5000) for role in SERVING),
+        *(one[role].kv_capacity_tokens for role in SERVING),
+    ]  # fmt: skip
+
+
+def test_what_the_code_makes_of_it_is_frozen() -> None:
+    """Coefficients do not say what is done with them: durations of each group, to nine digits."""
+    groups = sorted({cell.spec.group.name for cell in load_suite("headline").cells})
+    text = json.dumps([[name, [f"{value:.9g}" for value in probes(name)]] for name in groups])
+    assert hashlib.sha256(text.encode()).hexdigest() == DURATIONS
+
+
+def test_the_lengths_that_are_drawn_are_frozen() -> None:
+    drawn = []
+    for cell in load_suite("headline").cells:
+        if cell.spec.seed == 11 and 0 in cell.grids and cell.spec.staleness == 0:
+            step = cell.spec.group.workload
+            work = SyntheticWorkload(
+                cell.spec.group.lengths, 11, step.samples, step.judge_calls, step.prompts
+            )
+            drawn.append([cell.spec.system, cell.spec.group.name, cell.variant or "", work.lengths_of(130)])
+    assert len(drawn) == 3 * 4 * 3
+    by_work = {json.dumps([name, variant, lengths]) for _, name, variant, lengths in drawn}
+    assert len(by_work) == 4 * 3, "every system draws the same"
+    assert hashlib.sha256("\n".join(sorted(by_work)).encode()).hexdigest() == LENGTHS
+
+
 def test_every_system_gets_the_same_work() -> None:
     """At its default and at equal staleness, each system has the same groups, priors and seeds."""
     cells = load_suite("headline").cells
     work = Counter(cell.spec.system for cell in cells if 0 in cell.grids and cell.spec.staleness == 0)
-    assert set(work.values()) == {4 * 3 * 8}
+    assert work == dict.fromkeys(SYSTEMS, 4 * 3 * 8)
     assert {cell.spec.seed for cell in cells} == set(range(11, 19))

@@ -160,7 +160,7 @@ def test_a_grid_in_one_bracket_and_a_setting_that_is_there_twice(tmp_path: Path)
     with pytest.raises(UsageError, match="variant 'long' sets it, too"):
         load_suite(write(tmp_path, both))
     (tmp_path / "latin.toml").write_bytes(b"# \xe9\n")
-    with pytest.raises(UsageError, match="latin.toml: .*utf-8"):
+    with pytest.raises(UsageError, match=r"latin\.toml: .*utf-8"):
         load_suite(str(tmp_path / "latin.toml"))
 
 

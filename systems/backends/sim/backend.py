@@ -15,7 +15,14 @@ from systems.backends.sim.lengths import LengthSource
 from systems.backends.sim.lifeline import Lifeline
 from systems.backends.sim.serving import SimReplica
 from systems.backends.sim.training import Learner, SimTrainer
-from systems.types import Kind, Lease, PhaseDone, Shift, Step
+from systems.types import Kind, Lease, PhaseDone, Role, Shift, Step
+
+
+def _copying(step: Step, shift: Shift) -> tuple[int, ...]:
+    """Devices of the placements that move bytes: training state is parked, a target's parameters loaded."""
+    parked = tuple(source for source in shift.sources if source.role is Role.TRAIN)
+    placements = parked if step is Step.PARK else shift.targets
+    return tuple(device for placement in placements for device in placement.devices)
 
 
 class SimBackend:
@@ -44,25 +51,25 @@ class SimBackend:
             yield PhaseDone(step, await self._phase(step, shift, life))
 
     async def _phase(self, step: Step, shift: Shift, life: Lifeline) -> int:
-        """Bytes moved. A copy keeps the rate that it begins with, among all that copy at that moment."""
+        """Bytes moved by a device: first what the phase takes without them, then the copy."""
         seconds, moved = self.cost.phase(step, shift)
-        copying = shift.devices if moved else ()
-        self._copying.update(dict.fromkeys(copying))
-        try:
-            if moved:
-                await asyncio.sleep(0)  # who else begins now
-                seconds += self.cost.copy_s(moved, self._sharing(shift))
-            if seconds:
-                await life.sleep(seconds * self._slowdown(shift.devices))
-        finally:
-            for device in copying:
-                del self._copying[device]
+        if seconds:
+            await life.sleep(seconds * self._slowdown(shift.devices))
+        if moved:
+            await self._copy(moved, _copying(step, shift), life)
         return moved
 
-    def _sharing(self, shift: Shift) -> int:
-        """Devices that copy in the most crowded node of a shift."""
-        nodes = Counter(device // self.cost.gpus_per_node for device in self._copying)
-        return max(nodes[device // self.cost.gpus_per_node] for device in shift.devices)
+    async def _copy(self, moved: int, devices: tuple[int, ...], life: Lifeline) -> None:
+        """At the rate that it begins with, among all that copy at that moment in its most crowded node."""
+        self._copying.update(dict.fromkeys(devices))
+        try:
+            await asyncio.sleep(0)  # who else begins now
+            nodes = Counter(device // self.cost.gpus_per_node for device in self._copying)
+            sharing = max(nodes[device // self.cost.gpus_per_node] for device in devices)
+            await life.sleep(self.cost.copy_s(moved, sharing) * self._slowdown(devices))
+        finally:
+            for device in devices:
+                del self._copying[device]
 
     def serving(self, lease: Lease) -> SimReplica:
         devices = lease.placement.devices

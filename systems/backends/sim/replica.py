@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 BLOCK = 16  # tokens of a KV block
+HALF_A_NANOSECOND = 0.5e-9
 SAME_MOMENT_S = 1e-9  # a clock of whole nanoseconds may be that late for a step boundary
 
 
@@ -132,10 +133,10 @@ class Replica:
     def sequences(self) -> int:
         return len(self._waiting) + len(self._reading) + len(self._generating)
 
-    @property
-    def kv_tokens(self) -> int:
-        """Context tokens of everything here, as of the last change."""
-        return self._kv + self._pending
+    def kv_tokens(self, now_s: float) -> int:
+        """Context tokens of everything here, as of the last change until `now_s`."""
+        ahead = len(self._generating) if self._is_ahead(now_s) else 0
+        return self._kv + self._pending - ahead
 
     def add(self, now_s: float, arrivals: Iterable[Arrival]) -> None:
         """All that arrives at this moment; they join at the next step boundary."""
@@ -145,7 +146,7 @@ class Replica:
         if self._mixed is None:
             if self._admissible():
                 self._interrupt(now_s)
-        elif self._behind is not None and now_s <= self._time:  # that step is yet to begin
+        elif self._is_ahead(now_s):  # that step is yet to begin
             self._admit(self._mixed)
             self._read_in(self._mixed)
 
@@ -156,6 +157,7 @@ class Replica:
             return []
         self._catch_up(now_s)
         self._undo_mixed()
+        self._behind = None
         gone = [run for run in self._waiting if run.id in wanted]
         found = [(run.id, run.generated) for run in gone]
         self._waiting = deque(run for run in self._waiting if run.id not in wanted)
@@ -210,7 +212,7 @@ class Replica:
 
     def _catch_up(self, now_s: float) -> None:
         """Take the whole steps until `now_s` that change nothing. Nobody is read in during a stretch."""
-        if self._behind is not None and now_s < self._time:
+        if self._is_ahead(now_s):
             self._step_back()
         if self._mixed is None and self._next is not None:
             steps = min(self._whole_steps(now_s - self._time), self._next[1])
@@ -265,6 +267,10 @@ class Replica:
             self._next = (self._time + self._elapsed(1), 1)
             if more and self._crossings(2) <= self._free:  # so nobody is preempted there either
                 self._look_ahead()
+
+    def _is_ahead(self, now_s: float) -> bool:
+        """Is the state that of a step boundary after `now_s`, on a clock of whole nanoseconds?"""
+        return self._behind is not None and now_s < self._time - HALF_A_NANOSECOND
 
     def _look_ahead(self) -> None:
         """Describe the next step boundary already, with who joins there; `_step_back` takes it back."""

@@ -85,7 +85,9 @@ class SimReplica:
 
     def load(self) -> WorkerLoad:
         """As of the last batch change, like the last report of a live worker."""
-        return WorkerLoad(len(self._works), self._replica.kv_tokens / self._scale + self._fresh_tokens)
+        return WorkerLoad(
+            len(self._works), self._replica.kv_tokens(now_ns() / NS_PER_S) / self._scale + self._fresh_tokens
+        )
 
     def close(self) -> None:
         self._cancel_timer()
