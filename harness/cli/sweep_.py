@@ -67,9 +67,13 @@ def command(
         with Display(cells, Forecast(results), jobs, quiet) as display:
             if found.other_code:
                 display.say(f"{len(found.other_code)} cells were run by other code and are run again")
-            outcomes = sweep(
-                cells, results, lock, jobs=jobs, fail_fast=fail_fast, wandb=mode, ended=display.ended
-            )
+            try:
+                outcomes = sweep(
+                    cells, results, lock, jobs=jobs, fail_fast=fail_fast, wandb=mode, ended=display.ended
+                )
+            except KeyboardInterrupt:
+                display.say(f"{display.done} of {len(cells)} cells ended; the same with --resume goes on")
+                raise
     outcomes += [
         Outcome(c, "complete", found.done[c.id]["run"], "kept") for c in chosen.cells if c.id in found.done
     ]
@@ -116,7 +120,7 @@ class Display:
         expected = {cell.id: forecast.wall_s(cell.spec) for cell in cells}
         self._known = all(seconds is not None for seconds in expected.values())
         self._expected = {cell: seconds or 0.0 for cell, seconds in expected.items()}
-        self._total, self._done, self._expected_done = len(cells), 0, 0.0
+        self._total, self.done, self._expected_done = len(cells), 0, 0.0
         self._console = rich.console.Console(stderr=True, highlight=False, soft_wrap=True)
         self._bar = rich.progress.Progress(
             rich.progress.TextColumn("{task.description}"), rich.progress.BarColumn(),
@@ -137,10 +141,10 @@ class Display:
         self._bar.stop()
 
     def ended(self, outcome: Outcome) -> None:
-        self._done += 1
+        self.done += 1
         self._expected_done += self._expected[outcome.cell.id]
         self.say(
-            f"{self._done:>4}/{self._total}  {outcome.status:<9} {outcome.cell.label}"
+            f"{self.done:>4}/{self._total}  {outcome.status:<9} {outcome.cell.label}"
             + (f": {outcome.why}" if outcome.why else "")
             + f"  ({self._left()})"
         )
@@ -151,7 +155,7 @@ class Display:
         if not self._known:
             return "time left unknown"
         left = sum(self._expected.values()) - self._expected_done
-        if not self._done:
+        if not self.done:
             return f"about {_span(left / self._jobs)} left"
         taken = time.perf_counter() - self._began
         return f"about {_span(left * taken / self._expected_done if self._expected_done else 0.0)} left"
