@@ -40,7 +40,7 @@ from systems.policies import ALIASES, SYSTEMS
 from workloads.groups import group_names
 
 SUITES = Path(__file__).parents[1] / "workloads" / "suites"
-Scalar = bool | int | float | str
+Count = Annotated[int, Field(strict=True)]
 Key = tuple[str | int, ...]
 
 
@@ -59,7 +59,7 @@ class Grid(Table):
     model: Annotated[list[str], BeforeValidator(_listed), Field(min_length=1)]
     variant: Annotated[list[str] | None, BeforeValidator(_listed), Field(min_length=1)] = None
     staleness: Annotated[list[Any], BeforeValidator(_listed), Field(min_length=1)] = ["default"]
-    gpus: Annotated[list[Annotated[int, Field(strict=True)]] | None, BeforeValidator(_listed)] = None
+    gpus: Annotated[list[Count] | None, BeforeValidator(_listed), Field(min_length=1)] = None
     backend: Annotated[list[str] | None, BeforeValidator(_listed), Field(min_length=1)] = None
     set: dict[str, Any] = {}
 
@@ -68,8 +68,8 @@ class SuiteFile(Table):
     """The file as it is written."""
 
     about: str = ""
-    steps: Annotated[int, Field(ge=1, strict=True)] = 20
-    seeds: Annotated[list[Annotated[int, Field(strict=True)]], BeforeValidator(_listed), Field(min_length=1)]
+    steps: Annotated[Count, Field(ge=1)] = 20
+    seeds: Annotated[list[Count], BeforeValidator(_listed), Field(min_length=1)]
     variants: dict[str, dict[str, Any]] = {}
     grid: Annotated[list[Grid], Field(min_length=1)]
 

@@ -89,6 +89,7 @@ def test_a_cell_is_told_by_what_it_resolves_to_and_not_by_its_file(tmp_path: Pat
         ('model = "dense-9b"\nvariant', 'model = "dense-9"\nvariant', 13, "did you mean 'dense-9b'?"),
         ('variant = ["long", "short"]', 'variant = ["lang"]', 14, "did you mean 'long'?"),
         ('variant = ["long", "short"]', 'varient = ["long"]', 14, "did you mean 'variant'?"),
+        ("staleness = [0, 2]", "gpus = []", 19, "grid[1].gpus: is empty"),
         ("seeds = [1, 2, 3]", "seeds = [true]", 3, "not True"),
         ("seeds = [1, 2, 3]", "seeds = [-1]", 3, "seeds: --seed -1: from 0 to 2^63 - 1"),
         ("steps = 2", 'steps = "2"', 2, "not '2'"),
