@@ -22,13 +22,15 @@ def command(run: str, again: bool, results: Path, as_json: bool) -> None:
     """Show the summary of RUN: its id, its path, or an unambiguous part of its id."""
     directory = RunDirectory.open(results, run)
     summary = recompute(directory) if again else read_summary(directory)
-    status = {key: directory.manifest[key] for key in ("status", "reason") if key in directory.manifest}
+    manifest = directory.manifest
+    ended = {key: manifest[key] for key in ("status", "reason") if key in manifest}
+    whole = manifest["status"] == "complete"
     if as_json:
-        click.echo(json.dumps({**summary, **status}))
+        click.echo(json.dumps(summary if whole else {**summary, **ended}))
         return
-    if status["status"] != "complete":
-        steps = f"{len(summary['steps'])} of {directory.manifest['spec']['steps']} steps"
+    if not whole:
+        steps = f"{len(summary['steps'])} of {manifest['spec']['steps']} steps"
         click.echo(
-            f"{status['status']} after {steps}" + (f": {status['reason']}" if "reason" in status else "")
+            ": ".join([f"{ended['status']} after {steps}", *([ended["reason"]] if "reason" in ended else [])])
         )
     click.echo(render(summary))

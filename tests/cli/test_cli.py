@@ -53,12 +53,12 @@ def bench(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         (["calibrate"], "give --live"),
         (["calibrate", "--live", "--model", "tiny-dens"], "did you mean 'tiny-dense'?"),
         (["calibrate", "--live", "--workers", "0"], "--workers 0"),
-        (["replay", "nothing"], "no run match 'nothing'"),
+        (["replay", "nothing"], "no run matches 'nothing'"),
         (["run", "--system", "pivot", "--model", "dense-9b", "--set", "cluster.gpus=32"], "adds up to 16"),
         (["run", "--model", "dense-9b"], "--system"),
         (["rum"], "did you mean 'run'?"),
         (["list", "modles"], "did you mean 'models'?"),
-        (["show", "nothing"], "no run match 'nothing'"),
+        (["show", "nothing"], "no run matches 'nothing'"),
     ],
 )
 def test_bad_input_is_one_line_and_2_before_any_work(arguments: list[str], says: str, tmp_path: Path) -> None:
