@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -98,7 +99,9 @@ def test_the_same_data_gives_the_same_bytes(name: str, runs: list[Recorded], tmp
 def test_kinds_are_not_mixed(runs: list[Recorded]) -> None:
     assert one_kind(runs) == "simulated"
     with pytest.raises(UsageError, match=r"several kinds \(1 measured, 5 simulated\)"):
-        one_kind([*runs[:5], altered(runs[5], kind="measured")])
+        directory = runs[5].directory
+        measured = replace(directory, manifest={**directory.manifest, "kind": "measured"})
+        one_kind([*runs[:5], replace(runs[5], directory=measured)])
 
 
 def test_throughput_refuses_what_is_not_comparable(

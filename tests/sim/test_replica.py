@@ -183,7 +183,7 @@ def assert_equal(values: list[Any]) -> None:
 
 @pytest.mark.parametrize("part", range(10))
 def test_looking_ahead_changes_nothing(part: int) -> None:
-    for seed in range(300 * part, 300 * (part + 1)):
+    for seed in range(120 * part, 120 * (part + 1)):
         bounds = Bounds(8, (16, 64, 2048)[seed % 3], 25 + seed % 96)
         history(seed, [NeverAhead(COSTS, bounds), Replica(COSTS, bounds)])
 

@@ -31,7 +31,7 @@ def false_verdicts(n: int, paired: bool, spread: float = 0.05) -> int:
 
 
 @pytest.mark.parametrize("paired", [True, False])
-@pytest.mark.parametrize("n", [5, 8, 10, 20])
+@pytest.mark.parametrize("n", [6, 10])
 def test_two_halves_of_the_same_runs_are_rarely_told_apart(n: int, paired: bool) -> None:
     assert false_verdicts(n, paired) <= 0.07 * TRIALS
 
