@@ -98,10 +98,11 @@ def test_the_same_data_gives_the_same_bytes(name: str, runs: list[Recorded], tmp
 
 def test_kinds_are_not_mixed(runs: list[Recorded]) -> None:
     assert one_kind(runs) == "simulated"
+    directory = runs[5].directory
+    measured = replace(directory, manifest={**directory.manifest, "kind": "measured"})
+    mixed = [*runs[:5], replace(runs[5], directory=measured)]
     with pytest.raises(UsageError, match=r"several kinds \(1 measured, 5 simulated\)"):
-        directory = runs[5].directory
-        measured = replace(directory, manifest={**directory.manifest, "kind": "measured"})
-        one_kind([*runs[:5], replace(runs[5], directory=measured)])
+        one_kind(mixed)
 
 
 def test_throughput_refuses_what_is_not_comparable(
