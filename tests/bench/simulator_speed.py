@@ -35,6 +35,7 @@ MODEL, STEPS, SCALE_STEPS = "moe-122b", 20, 3
 GPUS = (128, 256, 512, 1024)
 REPLICAS = 4  # of each role
 ROUNDS = 3
+SECONDS = (2, 5, 10, 20)  # marked in the figure
 
 
 def kernel() -> dict[str, float]:
@@ -124,6 +125,7 @@ def draw(result: dict[str, Any], out: Path) -> None:
         xscale="log", yscale="log", xlabel="simulated GPUs, same load each", ylabel="seconds on one core"
     )
     axis.set_xticks(GPUS, [str(n) for n in GPUS])
+    axis.set_yticks(SECONDS, [str(n) for n in SECONDS])
     axis.minorticks_off()
     axis.legend(title="dotted: n log n", fontsize=7, title_fontsize=7, frameon=False)
     label_kind(figure, f"measured, {result['date']}, {result['processor']}")
