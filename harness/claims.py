@@ -147,13 +147,14 @@ def judge(
     file: ClaimsFile, runs: Mapping[str, Mapping[str, Recorded]], root: Path, path: Path = CLAIMS
 ) -> list[Row]:
     """Every claim with what these runs say of it; `root` and `path` are for the command."""
+    suites = {name: load_suite(name) for name in {claim.suite for claim in file.claim if claim.suite}}
     rows = []
     for claim in file.claim:
         if claim.ratio is None or claim.suite is None:
             rows.append(Row(claim, Found.NOT_TESTED, file.frozen_in, claim.untested or ""))
             continue
         try:
-            row = _tested(claim, load_suite(claim.suite), runs.get(claim.suite, {}))
+            row = _tested(claim, suites[claim.suite], runs.get(claim.suite, {}))
         except BenchError as error:
             row = Row(claim, Found.NOT_TESTED, "", str(error))
         rows.append(replace(row, frozen_in=file.frozen_in, command=_command(claim.suite, root, path)))
