@@ -38,6 +38,7 @@ from systems.backends.live.training import LiveTrainer, together
 from systems.batching import canonical_batch
 from systems.clock import now_ns, run_live
 from systems.pipeline import Workload
+from systems.rewards import reward_of
 from systems.types import Group, How, Lease, LeaseState, Placement, Prompt, Role, Sample, Segment, Shift, Step
 from systems.types import Sequence as Generation
 from workloads.groups import ModelGroup, load_group
@@ -128,7 +129,7 @@ class _Measurement:
             sample.judgements = [_generation(sample, Role.REWARD, prompt)]
         await self.generate(Role.REWARD, [s.judgements[0] for s in samples], TOGETHER[number])
         for sample in samples:
-            sample.reward = self.workload.verdict(sample.judgements[0])
+            sample.reward = reward_of([self.workload.verdict(sample.judgements[0])])
         await self.train(groups)
 
     def group(self, number: int) -> Group:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 import workloads
 from harness.errors import UsageError
 from systems.backends.sim.fitted import FittedCluster, FittedServing, FittedTraining
+from systems.files import replace_file
 from systems.types import SERVING, Role, Step
 from workloads.groups import ModelGroup
 
@@ -117,7 +118,7 @@ def save_calibration(calibration: Calibration, path: Path) -> None:
 
     raw = _rounded(calibration.model_dump(mode="json"))
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("# Measured by 'bench calibrate --live'. Seconds.\n" + tomli_w.dumps(raw))
+    replace_file(path, "# Measured by 'bench calibrate --live'. Seconds.\n" + tomli_w.dumps(raw))
 
 
 def _rounded(value: Any) -> Any:

@@ -24,6 +24,7 @@ from harness.rl_steps import Parts, Published, Shares, fit_shares, parts_of, pub
 from systems.backends.sim.forward import Host
 from systems.backends.sim.hardware import MEASURED_ON, load_hardware
 from systems.backends.sim.kernels import Kernels
+from systems.files import replace_file
 from workloads.groups import architecture
 
 OPERATORS = "ops_h100_sxm_vllm0.19.0_*.csv: ai-dynamo/aiconfigurator systems data, Apache-2.0"
@@ -93,7 +94,7 @@ def write(fitted: Fitted, out: Path) -> list[Path]:
         "training.toml": f"{head}{RL_STEPS}.\n# Shares of the peak bf16 rate.\n" + tomli_w.dumps(training),
     }
     for name, text in files.items():
-        (out / name).write_text(text)
+        replace_file(out / name, text)
     return [out / name for name in files]
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pandas as pd
 
 from harness.errors import unknown
-from harness.record import replace_file
 from harness.store import Recorded, intervals_table, phases_table
+from systems.files import replace_file
 from systems.types import SERVING
 
 FORMATS = ("parquet", "csv", "perfetto")
@@ -31,10 +31,8 @@ def export(run: Recorded, form: str, out: Path) -> list[Path]:
     written = []
     for name, table in tables(run).items():
         path = out / f"{run.id}.{name}.{form}"
-        if form == "csv":
-            table.to_csv(path, index=False)
-        else:
-            table.to_parquet(path, index=False)
+        content = table.to_csv(index=False) if form == "csv" else table.to_parquet(index=False)
+        replace_file(path, content)
         written.append(path)
     return written
 
@@ -51,10 +49,15 @@ def tables(run: Recorded) -> dict[str, pd.DataFrame]:
 
 
 def _events(run: Recorded) -> pd.DataFrame:
-    rows = [
-        (event["t"], event["kind"], json.dumps({k: v for k, v in event.items() if k not in ("t", "kind")}))
-        for event in run.events()
-    ]
+    with run.events() as events:
+        rows = [
+            (
+                event["t"],
+                event["kind"],
+                json.dumps({k: v for k, v in event.items() if k not in ("t", "kind")}),
+            )
+            for event in events
+        ]
     return pd.DataFrame(rows, columns=["t_ns", "kind", "fields"])
 
 
@@ -88,15 +91,15 @@ def _counters(run: Recorded) -> list[dict[str, Any]]:
     apart = run.summary["makespan_s"] / COUNTS * 1e9
     running, said, found = dict.fromkeys(map(str, SERVING), 0), -apart, []
     change = {"sequence.dispatched": 1, "sequence.finished": -1, "sequence.requeued": -1}
-    for event in run.events():
-        if event["kind"] in change:
-            running[event["role"]] += change[event["kind"]]
-            if event["t"] - said >= apart:
-                said = event["t"]
-                found.append(
-                    {"ph": "C", "name": "running sequences", "pid": 0, "ts": said / 1e3, "args": {**running}}
-                )
-        elif event["kind"] == "version.published":
-            name = f"version {event['version']} published"
-            found.append({"ph": "i", "name": name, "pid": 0, "tid": 0, "ts": event["t"] / 1e3, "s": "g"})
+    counter = {"ph": "C", "name": "running sequences", "pid": 0}
+    with run.events() as events:
+        for event in events:
+            if event["kind"] in change:
+                running[event["role"]] += change[event["kind"]]
+                if event["t"] - said >= apart:
+                    said = event["t"]
+                    found.append({**counter, "ts": said / 1e3, "args": {**running}})
+            elif event["kind"] == "version.published":
+                name = f"version {event['version']} published"
+                found.append({"ph": "i", "name": name, "pid": 0, "tid": 0, "ts": event["t"] / 1e3, "s": "g"})
     return found

@@ -97,7 +97,8 @@ def policy_sampler(group: ModelGroup, seed: int) -> Sampler:
 
 def models_of(group: ModelGroup) -> tuple[Qwen3, Qwen3]:
     """The real policy and judge of a group."""
-    assert group.real is not None
+    if group.real is None:
+        raise UnfitError(f"{group.name} has no real weights here")
     return load_model(PACKAGE / group.real.policy), load_model(PACKAGE / group.real.judge)
 
 

@@ -1,11 +1,16 @@
 """What a run leaves behind: a manifest sealed last, and an append-only log of events.
 
     results/runs/<UTC>-<system>-<model>-<hash8>-s<seed>/
-        manifest.json   written first with status "running", sealed last
+        manifest.json   written first with status "running", sealed last with the digests of the other files
         events.jsonl    one event a line, flushed every RL step
         steps.parquet   one row an RL step, derived from the events
         summary.json    derived from the events
         DONE            exists once the run is complete
+
+Invariants
+* A file counts only as it was sealed: whoever reads one checks its digest first (`RunDirectory.check_file`).
+* A run is sealed as complete only if the log on the disk is the one that was hashed while it was written.
+* The log is locked while its run lives, so a run that was killed before it could seal is known to be over.
 
 In virtual time `events.jsonl` holds no wall-clock time and no path: one seed, the same bytes. Where text and
 gradients are real, that is a promise for one host and one torch build.
@@ -16,71 +21,42 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
-import orjson
-
-from harness.errors import UsageError
+from harness.errors import InvalidRun, UsageError
+from harness.log import EVENT_SCHEMA, EVENTS
 from harness.spec import RunSpec
+from systems.files import file_sha256, replace_file
 
-SCHEMA = 1
-ASSEMBLING = ("build", "costs", "layout", "real", "runner", "spec", "tally")  # modules that decide numbers
-STATUSES = ("running", "complete", "interrupted", "invalid", "failed")
+MANIFEST_SCHEMA = 2  # 1 had no digests of steps and summary
+ASSEMBLING = ("build", "calibration", "costs", "layout", "real", "runner", "spec", "tally")  # decide numbers
+RUNNING, DIED = "running", "died"  # the second is never written: nobody is left to do it
+STATUSES = (RUNNING, "complete", "interrupted", "invalid", "failed", DIED)
 RUNS = Path("results/runs")
 NEEDED = {"run", "status", "kind", "spec", "spec_sha256"}  # of a manifest that can be read
-LINES_TOGETHER = 4096  # events written at once, where no RL step ends before
-Event = dict[str, Any]
+SUMMARY, STEPS = "summary.json", "steps.parquet"
+SEALED = (EVENTS, STEPS, SUMMARY)  # files whose digests are in the seal
+SHOWN_DIGITS = 12  # of a digest, in a message
 
 
-class EventLog:
-    """Appends events to `events.jsonl`, hashes them, and shows each to an observer."""
-
-    def __init__(self, path: Path, observer: Callable[[Event], None]) -> None:
-        self.path = path
-        self._observe = observer
-        self._file = path.open("wb", buffering=0)
-        fcntl.flock(self._file, fcntl.LOCK_EX)  # held while the run lives, see `RunDirectory.is_alive`
-        self._sha = hashlib.sha256()
-        self._lines: list[bytes] = []  # not written yet
-
-    def emit(self, kind: str, now_ns: int, **fields: Any) -> None:
-        event = {"t": now_ns, "kind": kind, **fields}
-        self._lines.append(orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS))
-        self._observe(event)
-        if kind == "version.published" or len(self._lines) >= LINES_TOGETHER:
-            self._write()
-
-    def _write(self) -> None:
-        data, self._lines = b"".join(self._lines), []
-        self._file.write(data)
-        self._sha.update(data)
-
-    @property
-    def sha256(self) -> str:
-        """Of what was written so far."""
-        return self._sha.hexdigest()
-
-    def close(self) -> None:
-        if not self._file.closed:
-            self._write()
-            os.fsync(self._file.fileno())
-            self._file.close()
-
-
-def read_events(path: Path) -> Iterator[Event]:
-    """Events of a run; a last line that was cut off by a crash is left out."""
-    with path.open("rb") as file:
-        for line in file:
-            if line.endswith(b"\n"):
-                yield orjson.loads(line)
+def reserve(root: Path, spec: RunSpec) -> Path:
+    """A new directory for a run of `spec`."""
+    stem = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{spec.system}-{spec.group.name}-{spec.digest[:8]}-s{spec.seed}"
+    for attempt in range(1, 1000):
+        path = root / (stem if attempt == 1 else f"{stem}-{attempt}")
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:
+            continue
+    raise UsageError(f"{root / stem}: a thousand runs of this second are there already")
 
 
 @dataclass
@@ -95,27 +71,20 @@ class RunDirectory:
         return self.path.name
 
     @classmethod
-    def create(cls, root: Path, spec: RunSpec) -> RunDirectory:
-        now = datetime.now(UTC)
-        stem = f"{now:%Y%m%dT%H%M%S}-{spec.system}-{spec.group.name}-{spec.digest[:8]}-s{spec.seed}"
-        path = root / stem
-        for attempt in range(2, 1000):
-            try:
-                path.mkdir(parents=True)
-                break
-            except FileExistsError:
-                path = root / f"{stem}-{attempt}"
+    def begin(cls, path: Path, spec: RunSpec) -> RunDirectory:
+        """The manifest of a run that starts now in `path`. Open its log first: that tells that it lives."""
         manifest = {
-            "schema": SCHEMA,
+            "schema": MANIFEST_SCHEMA,
+            "event_schema": EVENT_SCHEMA,
             "run": path.name,
-            "status": "running",
+            "status": RUNNING,
             "kind": spec.kind,
             "spec": spec.to_json(),
             "spec_sha256": spec.digest,
             "cell": spec.id,
             "costs_sha256": spec.costs_sha256,
             "code_sha256": code_sha256(),
-            "started": now.isoformat(timespec="seconds"),
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": machine(),
         }
         run = cls(path, manifest)
@@ -134,30 +103,30 @@ class RunDirectory:
                 what = "no run matches" if not found else f"{len(found)} runs match"
                 raise UsageError(f"{what} '{name}' in {root}; see 'bench list runs'")
             path = found[0]
-        try:
-            manifest = json.loads((path / "manifest.json").read_text())
-        except ValueError as error:
-            raise UsageError(f"{path / 'manifest.json'}: not a manifest ({error})") from None
+        manifest = read_manifest(path / "manifest.json")
+        if manifest is None:
+            raise UsageError(f"{path / 'manifest.json'}: not a manifest")
         return cls(path, manifest)
 
     @property
     def events_path(self) -> Path:
-        return self.path / "events.jsonl"
+        return self.path / EVENTS
+
+    @property
+    def status(self) -> str:
+        """How it ended, or `running`, or `died`: its process ended before it could seal it."""
+        return status_of(self.manifest, self.path)
 
     def is_alive(self) -> bool:
         """Does a process work on it?"""
-        try:
-            with self.events_path.open("rb") as log:
-                fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return False
-        except BlockingIOError:
-            return True
-        return False
+        return _is_locked(self.events_path)
+
+    # ------------------------------------------------------------------------------- sealing
 
     def seal(self, status: str, **facts: Any) -> None:
-        """The last thing that is written: how the run ended, and what that proves."""
-        self.manifest |= {"status": status, **facts}
+        """The last thing that is written: how the run ended, what that proves, and its files' digests."""
+        digests = {name: file_sha256(self.path / name) for name in SEALED if (self.path / name).is_file()}
+        self.manifest |= {"status": status, **facts, "files": digests}
         self._write()
         if status == "complete":
             (self.path / "DONE").touch()
@@ -168,24 +137,78 @@ class RunDirectory:
         self._write()
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        replace_file(self.path / "summary.json", json.dumps(summary, indent=1) + "\n")
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        pq.write_table(pa.Table.from_pylist(summary["steps"]), self.path / "steps.parquet")
+        replace_file(self.path / SUMMARY, json.dumps(summary, indent=1) + "\n")
+        table = pa.BufferOutputStream()  # pyarrow opens no path whose name is not UTF-8
+        pq.write_table(pa.Table.from_pylist(summary["steps"]), table)
+        replace_file(self.path / STEPS, table.getvalue().to_pybytes())
 
     def _write(self) -> None:
         replace_file(self.path / "manifest.json", json.dumps(self.manifest, indent=1) + "\n")
 
+    # ------------------------------------------------------------------------------- trusting
 
-def replace_file(path: Path, text: str) -> None:
-    """Write a whole file or leave the old one."""
-    fresh = path.with_suffix(".tmp")
-    with fresh.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
+    def check_file(self, name: str) -> bool:
+        """Is this file the one that was sealed? False where the seal says nothing of it.
+
+        Raises `InvalidRun` if it is another one, or is gone.
+        """
+        sealed = self._sealed().get(name)
+        if sealed is None:
+            return False
+        path = self.path / name
+        if not path.is_file():
+            raise InvalidRun(f"{self.id}: {path} is gone, though the run was sealed with it")
+        found = file_sha256(path)
+        if found != sealed:
+            raise InvalidRun(
+                f"{self.id}: {path} is not the file that was sealed (sha256 {found[:SHOWN_DIGITS]}..., "
+                f"sealed {sealed[:SHOWN_DIGITS]}...): its numbers count for nothing"
+            )
+        return True
+
+    def check(self) -> None:
+        """Check all files of the run that its seal knows."""
+        for name in SEALED:
+            self.check_file(name)
+
+    @property
+    def unverified(self) -> str | None:
+        """Why this run's files cannot all be checked against a seal, in words; None if they can."""
+        if self.manifest["status"] == RUNNING:
+            return f"unverified: it {'is running' if self.is_alive() else 'died'} and is not sealed"
+        if "files" not in self.manifest:
+            return "unverified: it was sealed by a version that kept no digests of steps and summary"
+        return None
+
+    def _sealed(self) -> dict[str, str]:
+        """Digests by file name. Schema 1 kept that of the log alone."""
+        if self.manifest["status"] == RUNNING:
+            return {}
+        log = self.manifest.get("events_sha256")
+        return {**({EVENTS: log} if log else {}), **(self.manifest.get("files") or {})}
+
+
+def _is_locked(log: Path) -> bool:
+    try:
+        with log.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def status_of(manifest: dict[str, Any], path: Path) -> str:
+    """The status in a manifest, corrected where nobody was left to write it. `path` is the run's."""
+    status: str = manifest["status"]
+    return DIED if status == RUNNING and not _is_locked(path / EVENTS) else status
+
+
+# ------------------------------------------------------------------------------- what decides a run
 
 
 def machine() -> dict[str, Any]:
@@ -206,14 +229,36 @@ def machine() -> dict[str, Any]:
 
 @cache
 def code_sha256() -> str:
-    """Of what decides a run beside its request: the code under test, what assembles it, and real weights."""
-    root, sha = Path(__file__).parents[1], hashlib.sha256()
-    paths = [*(root / "systems").rglob("*.py"), *(root / "workloads").rglob("*.py")]
-    paths += [*(root / "workloads" / "hops" / "models").glob("*/*")]
-    paths += [root / "harness" / f"{name}.py" for name in ASSEMBLING]
-    for path in sorted(paths):
-        sha.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    """Of what decides a run beside its request: the code under test, what assembles it, and real weights.
+
+    Packages are taken from where this process has imported them: that is the code that runs.
+    """
+    return files_sha256(deciding_files())
+
+
+def deciding_files() -> list[tuple[str, Path]]:
+    """(name in the project, path) of every file that decides a number and is not in the request."""
+    systems, workloads, harness = (_folder(name) for name in ("systems", "workloads", "harness"))
+    paths = [(systems, path) for path in systems.rglob("*.py")]
+    paths += [(workloads, path) for path in workloads.rglob("*.py")]
+    paths += [(workloads, path) for path in (workloads / "hops" / "models").glob("*/*") if path.is_file()]
+    paths += [(harness, harness / f"{name}.py") for name in ASSEMBLING]
+    return sorted((path.relative_to(folder.parent).as_posix(), path) for folder, path in paths)
+
+
+def files_sha256(files: Sequence[tuple[str, Path]]) -> str:
+    """Of names and contents, in this order."""
+    sha = hashlib.sha256()
+    for name, path in files:
+        content = path.read_bytes()
+        sha.update(f"{name} {len(content)}\n".encode())
+        sha.update(content)
     return sha.hexdigest()
+
+
+def _folder(package: str) -> Path:
+    (folder,) = import_module(package).__path__
+    return Path(folder)
 
 
 def processor() -> str:
@@ -227,14 +272,19 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
+# ------------------------------------------------------------------------------- finding runs
+
+
+def read_manifest(path: Path) -> dict[str, Any] | None:
+    """A manifest; None where there is nothing that can be read as one."""
+    try:
+        manifest = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return manifest if isinstance(manifest, dict) and manifest.keys() >= NEEDED else None
+
+
 def list_runs(root: Path) -> list[dict[str, Any]]:
     """Manifests of all runs, newest first; unreadable ones are left out."""
-    manifests = []
-    for path in sorted(root.glob("*/manifest.json"), reverse=True):
-        try:
-            manifest = json.loads(path.read_text())
-        except (OSError, ValueError):
-            continue
-        if isinstance(manifest, dict) and manifest.keys() >= NEEDED:
-            manifests.append(manifest)
-    return manifests
+    read = map(read_manifest, sorted(root.glob("*/manifest.json"), reverse=True))
+    return [manifest for manifest in read if manifest is not None]

@@ -20,7 +20,8 @@ from harness.calibration import Calibration
 from harness.costs import cost_of, floor_of, prior_of
 from harness.errors import UsageError
 from harness.layout import layout_of
-from harness.record import Event, RunDirectory, read_events
+from harness.log import Event, reading
+from harness.record import RunDirectory
 from harness.runner import drive, header, rarely_collected
 from harness.spec import RunSpec
 from harness.tally import Tally
@@ -53,6 +54,7 @@ class Replay:
     """What came out. Times are seconds, by RL step; `differing` are the moments of other plans."""
 
     run: str
+    unverified: str | None
     kind: Kind
     decisions: int
     differing: tuple[float, ...]
@@ -73,6 +75,7 @@ class Replay:
         steps = zip(self.recorded_s, self.simulated_s, self.errors, strict=True)
         return {
             "run": self.run,
+            **({"unverified": self.unverified} if self.unverified else {}),
             "kind": self.kind,
             "decisions": self.decisions,
             "differing": list(self.differing),
@@ -84,17 +87,20 @@ class Replay:
 
 def replay(directory: RunDirectory, calibration: Calibration | None = None) -> Replay:
     """Raises `UsageError` if the run is not complete. `calibration` replaces the run's own."""
-    if directory.manifest["status"] != "complete":
-        raise UsageError(f"{directory.id} is {directory.manifest['status']}; only a complete run is replayed")
+    if directory.status != "complete":
+        raise UsageError(f"{directory.id} is {directory.status}; only a complete run is replayed")
     spec = RunSpec.from_json(directory.manifest["spec"])
-    events = list(read_events(directory.events_path))
+    directory.check()
+    with reading(directory.events_path) as lines:
+        events = list(lines)
+        recorded = tallied(events)
     decisions, differing = again(spec, events)
     if calibration is not None:
         spec = replace(spec, calibration=calibration)
-    recorded = tallied(events)
     simulated = tallied(simulate_again(spec, events))
     return Replay(
         directory.id,
+        directory.unverified,
         spec.kind,
         decisions,
         differing,

@@ -1,9 +1,16 @@
-"""Runs a spec: assemble, record, drive the pipeline, seal. Ctrl-C seals too."""
+"""Runs a spec: assemble, record, drive the pipeline, seal.
+
+However a run ends (of itself, by a signal, by a fault, by a full disk), it is sealed with what is known, and
+what its caller is told is decided in one place (`ending_of`).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,16 +20,20 @@ from typing import Any
 
 from harness.build import Parts, build
 from harness.errors import BenchError, InvalidRun, UnfitError
-from harness.record import RUNS, SCHEMA, EventLog, RunDirectory, read_events
+from harness.log import EVENT_SCHEMA, EVENTS, EventLog, reading
+from harness.record import RUNS, RunDirectory, reserve
 from harness.sinks.wandb_ import Mirror
 from harness.spec import RunSpec, cores
-from harness.tally import Tally
+from harness.tally import Caps, Tally
 from systems.backends.base import ClusterUnfit
 from systems.clock import NothingScheduled, begin_time, now_ns, run_live, run_virtual
+from systems.files import file_sha256
 from systems.pipeline import Pipeline
 from systems.policies import SYSTEMS
 from systems.runtime import Runtime
 from systems.types import EventSink, Kind
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # signals that ask a run to end
 
 
 @dataclass(frozen=True)
@@ -40,9 +51,6 @@ def run(
     """Run `spec` and record it under `root`. Errors in the request are raised before anything exists."""
     parts = build(spec)
     mirror = mirror or Mirror("disabled")
-    directory = RunDirectory.create(root, spec)
-    started(directory)
-
     measured = spec.kind is Kind.MEASURED  # then the mirror waits: it would need the cores that are measured
 
     def after_step(tally: Tally) -> None:
@@ -50,56 +58,129 @@ def run(
         if not measured:
             mirror.step(tally.steps[-1])
 
-    tally = Tally(after_step)
-    log = EventLog(directory.events_path, tally.add)
+    tally = Tally(after_step, caps=caps_of(spec))
+    path = reserve(root, spec)
+    log = EventLog(path / EVENTS, tally.add)
+    directory = RunDirectory.begin(path, spec)
     began = time.perf_counter()
-    status, reason = "failed", ""
+    error: BaseException | None = None
     try:
+        started(directory)
         facts = header(spec, parts)
         log.emit("run.began", 0, **facts)
         if not measured:
             mirror.begin(directory.id, directory.path, facts)
         with rarely_collected():
-            (run_live if spec.kind is Kind.MEASURED else run_virtual)(drive(spec, parts, log))
+            (run_live if measured else run_virtual)(drive(spec, parts, log))
         weights = parts.learned.weights_sha256() if parts.learned else None
         log.emit("run.ended", tally_end(tally), weights_sha256=weights)
         if parts.learned:
             parts.learned.save(directory.path / "weights")
         check(directory.id, tally.summary())
-        status = "complete"
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        status = "interrupted"
-        raise KeyboardInterrupt from None
-    except NothingScheduled as error:
-        reason = str(error)
-        raise InvalidRun(f"{directory.id}: {error}; the last event in {log.path} says where") from None
-    except InvalidRun as error:
-        status, reason = "invalid", str(error)
-        raise
-    except BaseException as error:
-        cause = first_cause(error)
-        reason = f"{type(cause).__name__}: {cause}"
-        if isinstance(cause, ClusterUnfit):
-            raise UnfitError(f"{directory.id}: {cause}; what was logged is in {log.path}") from None
-        raise
-    finally:
-        log.close()
-        summary = identify(directory, log.sha256, tally.summary()) if tally.steps else None
-        if summary:
-            directory.write_summary(summary)
-        directory.seal(
-            status,
-            **({"reason": reason} if reason else {}),
-            wall_s=round(time.perf_counter() - began, 3),
-            events_sha256=log.sha256,
-        )
-        if measured and tally.steps:
-            mirror.begin(directory.id, directory.path, tally.began)
-            for step in tally.steps:
-                mirror.step(step)
-        directory.note(wandb=mirror.finish(summary))
-    assert summary is not None
+    except BaseException as raised:
+        error = raised
+    with undisturbed():
+        ending, summary = seal(directory, log, tally, ending_of(directory.id, log.path, error), began)
+    if measured and tally.steps:
+        mirror.begin(directory.id, directory.path, tally.began)
+        for step in tally.steps:
+            mirror.step(step)
+    mirrored = mirror.finish(summary)
+    with contextlib.suppress(OSError):  # the run is sealed; a mirror fails without harm
+        directory.note(wandb=mirrored)
+    if ending.error is not None:
+        raise ending.error
+    if summary is None:
+        raise InvalidRun(f"{directory.id}: ended well without a single RL step")
     return RunResult(directory, summary)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run ended, in the words of its manifest, and what its caller is told."""
+
+    status: str
+    reason: str = ""
+    error: BaseException | None = None
+
+
+def ending_of(run: str, log: Path, error: BaseException | None) -> Ending:
+    """`error` is what stopped the run, if anything did."""
+    cause = first_cause(error) if error is not None else None
+    match cause:
+        case None:
+            return Ending("complete")
+        case KeyboardInterrupt() | asyncio.CancelledError():
+            return Ending("interrupted", error=KeyboardInterrupt())
+        case NothingScheduled():
+            found = InvalidRun(f"{run}: {cause}; the last event in {log} says where")
+            return Ending("invalid", str(cause), found)
+        case InvalidRun():
+            return Ending("invalid", str(cause), cause)
+        case ClusterUnfit():
+            told = UnfitError(f"{run}: {cause}; what was logged is in {log}")
+            return Ending("failed", f"{type(cause).__name__}: {cause}", told)
+        case OSError() | BenchError():
+            return Ending("failed", f"{type(cause).__name__}: {cause}", cause)
+        case _:
+            return Ending("failed", f"{type(cause).__name__}: {cause}", error)
+
+
+def seal(
+    directory: RunDirectory, log: EventLog, tally: Tally, ending: Ending, began: float
+) -> tuple[Ending, dict[str, Any] | None]:
+    """Write the summary and the seal. What fails here is how the run ended, and is sealed as that.
+
+    A log that is not what was hashed makes the run invalid, however it ended.
+    """
+    summary: dict[str, Any] | None = None
+    try:
+        log.close()
+        if file_sha256(log.path) != log.sha256:
+            raise InvalidRun(f"{directory.id}: {log.path} is not what was written to it")
+        if tally.steps:
+            summary = identify(directory, log.sha256, tally.summary())
+            directory.write_summary(summary)
+    except Exception as error:
+        if ending.error is None:
+            ending = ending_of(directory.id, log.path, error)
+    ended = {"reason": ending.reason} if ending.reason else {}
+    wall_s = round(time.perf_counter() - began, 3)
+    try:
+        directory.seal(ending.status, **ended, wall_s=wall_s, events_sha256=file_sha256(log.path))
+    except OSError as error:
+        if ending.error is None:
+            ending = ending_of(directory.id, log.path, error)
+    return ending, summary
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Signals that end a run wait until its seal is written; whoever sent one is obeyed afterwards."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread is disturbed by signals
+        return
+    came: list[int] = []
+    usual = {number: signal.getsignal(number) for number in ENDING}
+    for number, handler in usual.items():
+        if callable(handler):
+            signal.signal(number, lambda received, _: came.append(received))
+    try:
+        yield
+    finally:
+        for number, handler in usual.items():
+            signal.signal(number, handler)
+        for received in came:
+            signal.raise_signal(received)
+
+
+def caps_of(spec: RunSpec) -> Caps:
+    """Longest generations of a simulated run. Real text says itself whether it was cut off; a trace's
+    responses are as long as they were."""
+    if spec.backend != "sim":
+        return Caps()
+    lengths = spec.group.lengths
+    return Caps(None if spec.trace is not None else lengths.response_cap, lengths.judge_cap)
 
 
 async def drive(spec: RunSpec, parts: Parts, log: EventSink) -> None:
@@ -145,7 +226,7 @@ def header(spec: RunSpec, parts: Parts) -> dict[str, Any]:
     only what measured numbers depend on."""
     group = spec.group
     return {
-        "schema": SCHEMA,
+        "schema": EVENT_SCHEMA,
         "kind_of_numbers": spec.kind,
         "system": spec.system,
         "model": group.name,
@@ -192,15 +273,17 @@ def identify(directory: RunDirectory, events_sha256: str, summary: dict[str, Any
 
 
 def recompute(directory: RunDirectory) -> dict[str, Any]:
-    """The summary again, from the events alone."""
-    tally = Tally()
-    log_sha = directory.manifest.get("events_sha256", "")
-    for event in read_events(directory.events_path):
-        tally.add(event)
-    if not tally.steps:
-        raise BenchError(f"{directory.id}: no RL step was finished, there is nothing to summarise")
-    check(directory.id, tally.summary())
-    return identify(directory, log_sha, tally.summary())
+    """The summary again, from the events alone, with the digest of what was read."""
+    directory.check_file(EVENTS)
+    tally = Tally(caps=caps_of(RunSpec.from_json(directory.manifest["spec"])))
+    with reading(directory.events_path) as events:
+        for event in events:
+            tally.add(event)
+        if not tally.steps:
+            raise BenchError(f"{directory.id}: no RL step was finished, there is nothing to summarise")
+        summary = tally.summary()
+    check(directory.id, summary)
+    return identify(directory, file_sha256(directory.events_path), summary)
 
 
 def check(run_id: str, summary: dict[str, Any]) -> None:

@@ -1,12 +1,14 @@
 """Finished runs as tables. The only reader of results.
 
-Summaries of older schema versions are migrated as they are read; nothing on disk is changed.
+Every file is checked against the run's seal before it is used: one that is not what was sealed is refused
+(exit 5). Summaries of older schema versions are migrated as they are read; nothing on disk is changed.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,12 +16,16 @@ from typing import Any
 
 import pandas as pd
 
-from harness.errors import BenchError, UsageError, unknown
-from harness.record import Event, RunDirectory, list_runs, read_events
-from harness.tally import SHARES, SUMMARY_SCHEMA, Tally
+from harness.errors import BenchError, InvalidRun, UsageError, unknown
+from harness.log import EVENTS, Event, reading
+from harness.record import SUMMARY, RunDirectory, list_runs
+from harness.tally import CUT_OFF, SHARES, SUMMARY_SCHEMA, Tally
 from systems.types import Kind
 
-TOKENS = ("policy", "judge", "total")
+USED = {  # of a summary, by those who compare, draw and export
+    "run", "kind", "system", "model", "seed", "gpus", "steps", "staleness_bound", "realised_staleness",
+    "makespan_s", "tokens_per_s", "gpu_time_share", "cut_off", "warnings",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -69,38 +75,60 @@ class Recorded:
             shared["machine"] = self.directory.manifest["machine"]
         return shared
 
-    def events(self) -> Iterator[Event]:
-        return read_events(self.directory.events_path)
+    @contextmanager
+    def events(self) -> Iterator[Iterator[Event]]:
+        """Its log, for the block that uses it.
+
+        Raises `InvalidRun` if it is not what was sealed, or has a hole.
+        """
+        self.directory.check_file(EVENTS)
+        with reading(self.directory.events_path) as events:
+            yield events
 
 
 def read_summary(directory: RunDirectory) -> dict[str, Any]:
-    """A run's summary in the present schema. Raises `BenchError` if it has none or a later one."""
-    path = directory.path / "summary.json"
+    """A run's summary in the present schema.
+
+    Raises `BenchError` if it has none or a later one, `InvalidRun` if it is not the one that was sealed.
+    """
+    path = directory.path / SUMMARY
+    directory.check_file(SUMMARY)
     if not path.is_file():
         raise BenchError(
-            f"{directory.id} is {directory.manifest['status']} and has no summary; "
+            f"{directory.id} is {directory.status} and has no summary; "
             f"'bench show {directory.id} --recompute' derives one from what was logged"
         )
     try:
-        summary = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
+        summary = json.loads(path.read_bytes())
+    except ValueError as error:
         hint = "'bench show --recompute' derives it again"
         raise BenchError(f"{path}: not a summary ({error}); {hint}") from None
     return migrated(summary, directory.id)
 
 
-def migrated(summary: dict[str, Any], run: str) -> dict[str, Any]:
-    """One version after the other."""
+def unverified_note(runs: Sequence[Recorded]) -> list[str]:
+    """What a reader of numbers from these runs must know of their files; nothing where all are verified."""
+    found = [run for run in runs if run.directory.unverified]
+    return [f"{len(found)} of {len(runs)} runs are {found[0].directory.unverified}"] if found else []
+
+
+def migrated(summary: Any, run: str) -> dict[str, Any]:
+    """One version after the other. Raises `BenchError` if it is no summary, or of an unknown version."""
+    if not isinstance(summary, dict):
+        raise BenchError(f"{run}: its summary is not an object")
     version = summary.get("summary_schema", 0)
     if version not in (*MIGRATIONS, SUMMARY_SCHEMA):
         raise BenchError(
             f"{run}: its summary has schema {version}; this version reads {min(MIGRATIONS)} to "
             f"{SUMMARY_SCHEMA}"
         )
+    found: dict[str, Any] = summary
     while version != SUMMARY_SCHEMA:
-        summary = MIGRATIONS[version](summary)
-        version = summary["summary_schema"]
-    return summary
+        found = MIGRATIONS[version](found)
+        version = found["summary_schema"]
+    if missing := sorted(USED - found.keys()):
+        raise BenchError(f"{run}: its summary has no {', '.join(missing)}; --recompute derives it again")
+    return found
 
 
 def _without_provisional(summary: dict[str, Any]) -> dict[str, Any]:
@@ -109,7 +137,17 @@ def _without_provisional(summary: dict[str, Any]) -> dict[str, Any]:
     return kept | {"summary_schema": 2}
 
 
-MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _without_provisional}
+def _without_counts_of_what_was_cut_off(summary: dict[str, Any]) -> dict[str, Any]:
+    """2 did not count what was truncated or unparsable: that is unknown, not zero."""
+    unknown_counts = dict.fromkeys(("responses", "judgements", *CUT_OFF))
+    steps = [{**unknown_counts, **step} for step in summary["steps"]]
+    return {"cut_off": unknown_counts, "warnings": [], **summary, "summary_schema": 3, "steps": steps}
+
+
+MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    1: _without_provisional,
+    2: _without_counts_of_what_was_cut_off,
+}
 
 
 def open_runs(root: Path, names: Sequence[str] = (), kind: str | None = None) -> list[Recorded]:
@@ -122,12 +160,12 @@ def open_runs(root: Path, names: Sequence[str] = (), kind: str | None = None) ->
     if names:
         directories = [RunDirectory.open(root, name) for name in names]
     else:
-        ids = [manifest["run"] for manifest in list_runs(root) if manifest["status"] == "complete"]
-        directories = [RunDirectory.open(root, str(root / run)) for run in reversed(ids)]
+        complete = [manifest for manifest in list_runs(root) if manifest["status"] == "complete"]
+        directories = [RunDirectory(root / manifest["run"], manifest) for manifest in reversed(complete)]
     found = []
     for directory in directories:
-        if directory.manifest["status"] != "complete":
-            raise UsageError(f"{directory.id} is {directory.manifest['status']}, not complete")
+        if directory.status != "complete":
+            raise UsageError(f"{directory.id} is {directory.status}, not complete")
         found.append(Recorded(directory))
     of_kind = [run for run in found if kind is None or run.kind == kind]
     if not of_kind:
@@ -154,6 +192,7 @@ def throughput_table(runs: Sequence[Recorded]) -> pd.DataFrame:
             "run": run.id,
             **{key: run.summary[key] for key in ("kind", "model", "system", "seed", "gpus")},
             "steps": len(run.summary["steps"]),
+            "staleness_bound": run.summary["staleness_bound"],
             "staleness_mean": run.summary["realised_staleness"]["mean"],
             "makespan_s": run.summary["makespan_s"],
             **{
@@ -174,10 +213,12 @@ def intervals_table(run: Recorded) -> pd.DataFrame:
         rows.extend((device, start / 1e9, end / 1e9, share) for device in devices)
 
     tally = Tally(spent=spent)
-    for event in run.events():
-        tally.add(event)
+    with run.events() as events:
+        for event in events:
+            tally.add(event)
     table = pd.DataFrame(rows, columns=["device", "start_s", "end_s", "share"])
-    assert set(table["share"]) <= set(SHARES)
+    if foreign := set(table["share"]) - set(SHARES):
+        raise InvalidRun(f"{run.id}: device time went to {', '.join(sorted(foreign))}, which is no share")
     return table.sort_values(["device", "start_s"], ignore_index=True)
 
 
@@ -189,21 +230,23 @@ def phases_table(run: Recorded) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     under_way: dict[int, tuple[dict[str, Any], list[dict[str, Any]]]] = {}  # facts, and phases so far
     since: dict[int, int] = {}
-    for event in run.events():
-        shift: int = event.get("shift", -1)
-        if event["kind"] == "shift.began" and event["sources"]:
-            devices = {d for side in ("sources", "targets") for _, owned in event[side] for d in owned}
-            facts = {"source": _roles(event["sources"]), "target": _roles(event["targets"])}
-            under_way[shift] = ({"shift": shift, **facts, "devices": len(devices)}, [])
-            since[shift] = event["t"]
-        elif event["kind"] == "shift.phase" and shift in under_way:
-            facts, phases = under_way[shift]
-            seconds = (event["t"] - since[shift]) / 1e9
-            phases.append({**facts, "phase": event["phase"], "seconds": seconds, "bytes": event["bytes"]})
-            since[shift] = event["t"]
-        elif event["kind"] == "shift.ended" and shift in under_way:
-            _, phases = under_way.pop(shift)
-            rows.extend(phases if event["ok"] else [])
+    with run.events() as events:
+        for event in events:
+            shift: int = event.get("shift", -1)
+            if event["kind"] == "shift.began" and event["sources"]:
+                devices = {d for side in ("sources", "targets") for _, owned in event[side] for d in owned}
+                facts = {"source": _roles(event["sources"]), "target": _roles(event["targets"])}
+                under_way[shift] = ({"shift": shift, **facts, "devices": len(devices)}, [])
+                since[shift] = event["t"]
+            elif event["kind"] == "shift.phase" and shift in under_way:
+                facts, phases = under_way[shift]
+                seconds = (event["t"] - since[shift]) / 1e9
+                done = {"phase": event["phase"], "seconds": seconds, "bytes": event["bytes"]}
+                phases.append({**facts, **done})
+                since[shift] = event["t"]
+            elif event["kind"] == "shift.ended" and shift in under_way:
+                _, phases = under_way.pop(shift)
+                rows.extend(phases if event["ok"] else [])
     return pd.DataFrame(rows, columns=["shift", "source", "target", "devices", "phase", "seconds", "bytes"])
 
 

@@ -17,7 +17,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -30,9 +29,10 @@ from statistics import median
 from typing import Any
 
 from harness.errors import INTERRUPTED, UsageError
-from harness.record import RunDirectory, code_sha256, list_runs
+from harness.record import RunDirectory, code_sha256, list_runs, reserve
 from harness.spec import RunSpec
 from harness.suite import Cell, Suite
+from systems import processes
 
 LOCK = ".sweep.lock"
 LOCK_PATIENCE_S = 10.0  # cells of a killed sweep need a moment to end
@@ -172,7 +172,7 @@ def seal_left(found: Ledger, root: Path) -> None:
         if run.is_alive():
             raise UsageError(f"{run.id} is a cell of this suite and is being run; wait for it")
     for run in left:
-        run.seal("interrupted", reason="what started it ended before it")
+        run.seal("interrupted", reason="its process ended before it was sealed")
 
 
 def sweep(
@@ -236,7 +236,7 @@ class _Crew:
     def _in_a_process(self, cell: Cell) -> tuple[int, str]:
         """Its exit code, and what it said on stderr."""
         command = [
-            sys.executable, "-m", "harness.cell", *cell.request, "--results", str(self._root), "--quiet",
+            *processes.command("harness.cell"), *cell.request, "--results", str(self._root), "--quiet",
             "--wandb", self._wandb,
         ]  # fmt: skip
         with self._guard:
@@ -244,7 +244,7 @@ class _Crew:
                 return INTERRUPTED, "not started"
             child = subprocess.Popen(
                 command, stdin=self._lifeline, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                start_new_session=True, pass_fds=(self._lock,),
+                errors="replace", start_new_session=True, pass_fds=(self._lock,), env=processes.environment(),
             )  # fmt: skip
             self._children.append(child)
         _, err = child.communicate()
@@ -261,7 +261,7 @@ class _Crew:
             return Outcome(cell, "failed", mine["run"], mine.get("reason", why))
         status = "interrupted" if self._stopped or code == INTERRUPTED else "failed"
         if mine is None:
-            run = RunDirectory.create(self._root, cell.spec)
+            run = RunDirectory.begin(reserve(self._root, cell.spec), cell.spec)
         else:
             run = RunDirectory.open(self._root, str(self._root / mine["run"]))
         run.seal(status, reason=why)

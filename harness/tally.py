@@ -5,22 +5,36 @@ Device time is split into five shares. A serving device works for its role while
 sequence; `shifting` is from the end of a shift's drain to its targets being ready, and the loading of
 a new policy version; training is from the start of an RL step's training to its publish; the rest is
 idle. Time after the last publish does not count.
+
+A response or judgement is truncated if it was cut off at its cap instead of ending by itself. Real text says
+so in its event; where only lengths are simulated, those that reach the cap of the run's manifest count.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from systems.bounds import Floor, SampleWork, ServingFloor, lower_bound_s
-from systems.types import SERVING, Role
+from systems.types import SERVING, End, Role
 
-SUMMARY_SCHEMA = 2
+SUMMARY_SCHEMA = 3
 NS = 1e9
+# Above this share of a run's responses (or judgements) a summary warns: a twentieth of the rewards would then
+# be of texts that nobody finished, or of verdicts that nobody gave.
+WORTH_A_WARNING = 0.05
 SHARES = ("rollout", "reward", "train", "shifting", "idle")
 Event = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """Longest generations that a run allows, in tokens; None where there is no cap or text says it itself."""
+
+    response: int | None = None
+    judgement: int | None = None
 
 
 @dataclass(slots=True)
@@ -29,6 +43,9 @@ class _Sample:
     response: int = 0
     judge_prompt: int = 0
     judgements: list[int] = field(default_factory=list)
+    response_truncated: bool | None = None
+    truncated: dict[int, bool] = field(default_factory=dict)  # judgements by sequence, where that is known
+    unparsable: list[int] | None = None  # judgements without a verdict; None where text is not real
     oldest: int = 0
     admitted: int = 0
     reward: float | None = None
@@ -56,10 +73,11 @@ class Tally:
 
     def __init__(
         self, stepped: Callable[[Tally], None] = lambda _: None,
-        spent: Callable[[tuple[int, ...], str, int, int], None] | None = None,
+        spent: Callable[[tuple[int, ...], str, int, int], None] | None = None, caps: Caps | None = None,
     ) -> None:  # fmt: skip
         self._stepped = stepped
         self._spent = spent
+        self._caps = caps or Caps()
         self.steps: list[dict[str, Any]] = []
         self.migrations = 0
         self.began: Event = {}
@@ -154,8 +172,12 @@ class Tally:
         if event["role"] == Role.ROLLOUT:
             sample.response = event["tokens"]
             sample.oldest = event["oldest"]
+            sample.response_truncated = _truncated(event, self._caps.response)
         else:
             sample.judgements.append(event["tokens"])
+            truncated = _truncated(event, self._caps.judgement)
+            if truncated is not None:
+                sample.truncated[event["sequence"]] = truncated
         self._one_less(event)
 
     def _one_less(self, event: Event) -> None:
@@ -168,6 +190,7 @@ class Tally:
     def _on_scored(self, event: Event) -> None:
         sample = self._samples[event["sample"]]
         sample.reward, sample.true = event["reward"], event["true"]
+        sample.unparsable = event.get("unparsable")
 
     # ------------------------------------------------------------------------------- training steps
 
@@ -223,6 +246,9 @@ class Tally:
                 "judge_tokens_mean": _mean(judged),
                 "policy_tokens": sum(s.response for s in samples),
                 "judge_tokens": sum(judged),
+                "responses": len(samples),
+                "judgements": len(judged),
+                **_cut_off(samples),
                 "staleness_mean": _mean(staleness),
                 "staleness_max": max(staleness),
                 "wait_for_batch_s": max(0.0, (self._taken_ns - self._last_publish_ns) / NS),
@@ -360,6 +386,8 @@ class Tally:
                 "max": max(self._staleness, default=0),
                 "mean": _mean(self._staleness) or 0.0,
             },
+            "cut_off": (cut_off := _whole(self.steps)),
+            "warnings": warnings_of(cut_off),
             "step_s_mean": _mean([step["step_s"] for step in self.steps]),
             "steps": self.steps,
         }
@@ -369,6 +397,60 @@ class Tally:
         used = self._published_device_ns
         shares = {name: used.get(name, 0.0) / total if total else 0.0 for name in SHARES[:-1]}
         return {**shares, "idle": 1.0 - sum(shares.values())}
+
+
+CUT_OFF = ("responses_truncated", "judgements_truncated", "verdicts_unparsable", "unparsable_truncated")
+
+
+def _truncated(event: Event, cap: int | None) -> bool | None:
+    """Was this sequence cut off at its cap? None where nobody knows."""
+    if "end" in event:
+        return bool(event["end"] == End.LENGTH)
+    return event["tokens"] >= cap if cap is not None else None
+
+
+def _cut_off(samples: list[_Sample]) -> dict[str, int | None]:
+    """Counts of a step: truncated responses and judgements; judgements without a verdict, and how many of
+    these were truncated. None where it is not known."""
+    responses = [s.response_truncated for s in samples if s.response_truncated is not None]
+    judgements = {sequence: cut for s in samples for sequence, cut in s.truncated.items()}
+    unparsable = [sequence for s in samples for sequence in s.unparsable or ()]
+    real = any(s.unparsable is not None for s in samples)
+    counts = (
+        sum(responses) if responses else None,
+        sum(judgements.values()) if judgements else None,
+        len(unparsable) if real else None,
+        sum(judgements.get(sequence, False) for sequence in unparsable) if real else None,
+    )
+    return dict(zip(CUT_OFF, counts, strict=True))
+
+
+def _whole(steps: list[dict[str, Any]]) -> dict[str, int | None]:
+    """The counts of all steps together, beside the responses and judgements that they are of."""
+    total: dict[str, int | None] = {
+        key: sum(step[key] for step in steps) for key in ("responses", "judgements")
+    }
+    for key in CUT_OFF:
+        known = [step[key] for step in steps if step[key] is not None]
+        total[key] = sum(known) if known else None
+    return total
+
+
+def warnings_of(cut_off: Mapping[str, int | None]) -> list[str]:
+    """What a reader of the rewards and of the throughput must be told, a line each."""
+    found = []
+    for key, of, text in (
+        ("responses_truncated", "responses", "responses were cut off at their cap"),
+        ("judgements_truncated", "judgements", "judgements were cut off at their cap"),
+        ("verdicts_unparsable", "judgements", "judgements gave no verdict that can be parsed"),
+    ):
+        count, total = cut_off.get(key), cut_off.get(of)
+        if count and total and count > WORTH_A_WARNING * total:
+            line = f"{count / total:.1%} of {total} {text}"
+            if key == "verdicts_unparsable":
+                line += f" ({cut_off['unparsable_truncated']} of them were cut off), which is worth 0"
+            found.append(line)
+    return found
 
 
 def _floor(raw: dict[str, Any]) -> Floor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
+
+from systems.files import replace_file
 
 PALETTE = sns.color_palette("colorblind", 10).as_hex()
 
@@ -89,8 +92,11 @@ def save(figure: Figure, data: pd.DataFrame, out: Path, name: str) -> list[Path]
     out.mkdir(parents=True, exist_ok=True)
     paths = [out / f"{name}.{ending}" for ending in ("pdf", "png", "csv")]
     plain: dict[str, Any] = {"CreationDate": None, "Creator": None, "Producer": None}
-    figure.savefig(paths[0], metadata=plain)
-    figure.savefig(paths[1], metadata={"Software": None})
-    data.to_csv(paths[2], index=False, float_format="%.9g", lineterminator="\n")
+    pdf, png = io.BytesIO(), io.BytesIO()
+    figure.savefig(pdf, format="pdf", metadata=plain)
+    figure.savefig(png, format="png", metadata={"Software": None})
+    csv = data.to_csv(index=False, float_format="%.9g", lineterminator="\n")
     plt.close(figure)
+    for path, content in zip(paths, (pdf.getvalue(), png.getvalue(), csv.encode()), strict=True):
+        replace_file(path, content)
     return paths

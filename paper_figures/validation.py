@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from harness.errors import CHECK_FAILED
+from systems.files import replace_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,7 +35,7 @@ def command(data: Path, out: Path, as_json: bool) -> None:
 
     report = validate(data)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "validation.json").write_text(json.dumps(report.to_json(), indent=1) + "\n")
+    replace_file(out / "validation.json", json.dumps(report.to_json(), indent=1) + "\n")
     theme()
     figure = draw(report.points)
     label_kind(figure, "simulated against measured and quoted")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from systems.types import Group, Prompt, Recipe, Sample, Segment
+from systems.types import Group, Prompt, Recipe, Sample, Segment, response_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +77,7 @@ def canonical_batch(groups: Seq[Group], version: int, recipe: Recipe) -> Batch:
 
 
 def _train_sample(sample: Sample) -> TrainSample:
-    response = sample.response
-    assert response is not None
+    response = response_of(sample)
     return TrainSample(
         id=sample.id,
         group=sample.group.id,

@@ -180,7 +180,8 @@ class WallClockLoop(_Strict, asyncio.SelectorEventLoop):
     def restart(self) -> None:
         """Time is 0 now. Nothing may be waiting for a time, because it would come too late."""
         waiting = [timer for timer in self._scheduled if not timer.cancelled()]
-        assert not waiting, f"the clock starts again while {waiting} is set"
+        if waiting:
+            raise RuntimeError(f"the clock starts again while {waiting} is set")
         self._origin = super().time()
 
 

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from systems.types import (
+    End,
     Lease,
     LeaseState,
     Placement,
@@ -104,12 +105,13 @@ def extend(
     sequence.logprobs.extend(logprobs)
 
 
-def leave(sequence: Sequence, lease: Lease, to: SequencePhase) -> None:
-    """RUNNING -> DONE, or back to WAITING with its tokens kept."""
+def leave(sequence: Sequence, lease: Lease, to: SequencePhase, end: End | None = None) -> None:
+    """RUNNING -> DONE (`end` says why, where text is real), or back to WAITING with its tokens kept."""
     if sequence.lease_epoch != lease.epoch or sequence.id not in lease.running:
         raise IllegalTransition(f"sequence {sequence.id} is not on lease {lease.epoch}")
     sequence.phase = _check(SEQUENCE, f"sequence {sequence.id}", sequence.phase, to)
     sequence.lease_epoch = -1
+    sequence.end = end
     del lease.running[sequence.id]
 
 

@@ -20,6 +20,7 @@ from systems import lifecycle
 from systems.backends.base import TrainingWorker, TrainStats, WorkerLost
 from systems.batching import Batch, canonical_batch
 from systems.clock import now_ns
+from systems.rewards import Outcome, Verdict, reward_of
 from systems.runtime import Runtime
 from systems.staleness import Admission
 from systems.types import (
@@ -50,8 +51,8 @@ class Workload(Protocol):
         """What the judge reads: it contains the response."""
         ...
 
-    def verdict(self, judgement: Sequence) -> float | None:
-        """The reward that a judgement's text gives; None where text is not real."""
+    def verdict(self, judgement: Sequence) -> Verdict:
+        """What a judgement's text says."""
         ...
 
     def truth(self, sample: Sample) -> float | None:
@@ -142,13 +143,16 @@ class Pipeline:
     def _hear_judge(self, sample: Sample) -> None:
         if any(other.phase is not SequencePhase.DONE for other in sample.judgements):
             return
-        verdicts = [v for v in map(self.workload.verdict, sample.judgements) if v is not None]
-        sample.reward = sum(verdicts) / len(verdicts) if verdicts else None
+        verdicts = [self.workload.verdict(judgement) for judgement in sample.judgements]
+        sample.reward = reward_of(verdicts)
         sample.true_accuracy = self.workload.truth(sample)
         lifecycle.move_sample(sample, SamplePhase.SCORED)
+        judged = list(zip(sample.judgements, verdicts, strict=True))
+        unparsable = [judgement.id for judgement, verdict in judged if verdict.outcome is Outcome.UNPARSABLE]
         self.log.emit(
-            "sample.scored", now_ns(), sample=sample.id, reward=sample.reward, true=sample.true_accuracy
-        )
+            "sample.scored", now_ns(), sample=sample.id, reward=sample.reward, true=sample.true_accuracy,
+            **({} if sample.reward is None else {"unparsable": unparsable}),
+        )  # fmt: skip
         sample.group.judging -= 1
         if not sample.group.rolling and not sample.group.judging:  # all of them are scored
             self.admission.score(sample.group)

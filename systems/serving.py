@@ -36,6 +36,7 @@ from systems.mailbox import Mailbox
 from systems.scheduler import Load, Waiting, assign, rebalance
 from systems.types import (
     SERVING,
+    End,
     Estimates,
     EventSink,
     How,
@@ -187,7 +188,10 @@ class Serving:
         loads = [self._load(seat) for seat in self._open(role) if len(seat.lease.running) < full]
         for sequence_id, epoch in assign(queued, loads, speed, growth):
             sequence = queue.popleft()
-            assert sequence.id == sequence_id
+            if sequence.id != sequence_id:
+                raise lifecycle.IllegalTransition(
+                    f"sequence {sequence_id} was placed out of turn: {sequence.id} is next in the queue"
+                )
             seat = self._seats[epoch]
             lifecycle.dispatch(sequence, seat.lease)
             self._running[role] += 1
@@ -236,12 +240,12 @@ class Serving:
             return  # aborted just before
         lifecycle.extend(sequence, chunk.version, chunk.count, chunk.tokens, chunk.logprobs)
         if isinstance(chunk, Finished):
-            self._leave(seat, sequence, SequencePhase.DONE)
+            self._leave(seat, sequence, SequencePhase.DONE, chunk.end)
             self._log.emit(
                 "sequence.finished", now_ns(), sequence=sequence.id, role=sequence.role,
                 lease=lease.epoch, tokens=sequence.length,
                 oldest=sequence.segments[0].version if sequence.segments else -1,
-                segments=len(sequence.segments),
+                segments=len(sequence.segments), **({"end": sequence.end} if sequence.end else {}),
             )  # fmt: skip
             self.finished.put(sequence)
             speed = self._estimates().speed[lease.role]
@@ -249,8 +253,8 @@ class Serving:
                 self._dispatch_soon(lease.role)
             self._changed()
 
-    def _leave(self, seat: _Seat, sequence: Sequence, to: SequencePhase) -> None:
-        lifecycle.leave(sequence, seat.lease, to)
+    def _leave(self, seat: _Seat, sequence: Sequence, to: SequencePhase, end: End | None = None) -> None:
+        lifecycle.leave(sequence, seat.lease, to, end)
         self._running[sequence.role] -= 1
         if not seat.lease.running and seat.lease.epoch in self._seats:
             seat.busy.clear()

@@ -16,6 +16,7 @@ among the (H + 1) batches that are admitted at version 0, and wherever a version
 
 from __future__ import annotations
 
+from systems.lifecycle import IllegalTransition
 from systems.types import Group, Recipe
 
 
@@ -43,8 +44,10 @@ class Admission:
 
     def score(self, group: Group) -> None:
         """All samples of an admitted group have their reward."""
-        assert group.id in self._admitted, f"group {group.id} was scored but is not admitted"
-        assert group.id not in self._scored, f"group {group.id} was scored twice"
+        if group.id not in self._admitted:
+            raise IllegalTransition(f"group {group.id} was scored but is not admitted")
+        if group.id in self._scored:
+            raise IllegalTransition(f"group {group.id} was scored twice")
         self._scored[group.id] = group
         self._complete[group.admitted_version] = self._complete.get(group.admitted_version, 0) + 1
 
@@ -69,8 +72,9 @@ class Admission:
         return [order[i : i + size] for i in range(0, len(order), size)]
 
     def take(self, version: int) -> list[Group]:
-        """The batch consumed at `version`, in group order. Requires `ready()`."""
-        assert self.ready()
+        """The batch consumed at `version`, in group order. Raises `IllegalTransition` unless `ready()`."""
+        if not self.ready():
+            raise IllegalTransition(f"the batch of version {version} was taken before it was ready")
         completion = {group_id: order for order, group_id in enumerate(self._scored)}
         by_age = sorted(
             self._scored.values(), key=lambda group: (group.admitted_version, completion[group.id])

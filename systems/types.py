@@ -182,6 +182,13 @@ class SequencePhase(StrEnum):
     DROPPED = "dropped"
 
 
+class End(StrEnum):
+    """Why a generation ended, in the words that serving engines use."""
+
+    STOP = "stop"  # the model ended it
+    LENGTH = "length"  # it was cut off at its cap
+
+
 class Segment(NamedTuple):
     """Generated tokens [start, stop) were written by policy version `version`."""
 
@@ -218,6 +225,7 @@ class Sequence:
     segments: list[Segment] = field(default_factory=list)
     phase: SequencePhase = SequencePhase.WAITING
     lease_epoch: int = -1
+    end: End | None = None  # once it is done, where text is real
 
     @property
     def context_tokens(self) -> int:
@@ -239,9 +247,17 @@ class Sample:
     @property
     def oldest_version(self) -> int:
         """Version of the oldest policy token (staleness is counted from it)."""
-        assert self.response is not None
-        assert self.response.segments, f"sample {self.id} has no tokens"
-        return min(segment.version for segment in self.response.segments)
+        segments = response_of(self).segments
+        if not segments:
+            raise ValueError(f"sample {self.id} has no tokens")
+        return min(segment.version for segment in segments)
+
+
+def response_of(sample: Sample) -> Sequence:
+    """The response of a sample that has one. Raises `ValueError` for one that was never begun."""
+    if sample.response is None:
+        raise ValueError(f"sample {sample.id} has no response")
+    return sample.response
 
 
 @dataclass(slots=True, eq=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from systems.backends.base import Work
+from systems.rewards import NOT_REAL, Verdict
 from systems.types import Prompt, Sample, Sequence
 
 
@@ -25,8 +26,8 @@ class RecordedWorkload:
     def judge_prompt(self, sample: Sample) -> Prompt:
         return Prompt(self._prompts[sample.id * self._per_sample + 1])
 
-    def verdict(self, judgement: Sequence) -> float | None:
-        return None
+    def verdict(self, judgement: Sequence) -> Verdict:
+        return NOT_REAL
 
     def truth(self, sample: Sample) -> float | None:
         return None

@@ -13,7 +13,8 @@ from functools import lru_cache
 from statistics import fmean, pstdev
 
 from systems.backends.base import Work
-from systems.types import Prompt, Role, Sample, Sequence
+from systems.rewards import NOT_REAL, Verdict
+from systems.types import Prompt, Role, Sample, Sequence, response_of
 from workloads.groups import Lengths
 from workloads.traces import Trace
 
@@ -41,11 +42,10 @@ class SyntheticWorkload:
         return Prompt(self._drawn(group)[0])
 
     def judge_prompt(self, sample: Sample) -> Prompt:
-        assert sample.response is not None
-        return Prompt(sample.group.prompt.length + sample.response.length)
+        return Prompt(sample.group.prompt.length + response_of(sample).length)
 
-    def verdict(self, judgement: Sequence) -> float | None:
-        return None
+    def verdict(self, judgement: Sequence) -> Verdict:
+        return NOT_REAL
 
     def truth(self, sample: Sample) -> float | None:
         return None

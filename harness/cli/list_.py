@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from harness.errors import UsageError, unknown
-from harness.record import RUNS, list_runs
+from harness.record import RUNS, RunDirectory, list_runs
 
 SUBJECTS = ("systems", "models", "workloads", "suites", "runs")
 
@@ -42,7 +42,8 @@ def command(
             click.echo(line)
         return
     check_filters(given)
-    found = [facts for facts in map(facts_of, list_runs(results)) if given.items() <= facts.items()]
+    directories = [RunDirectory(results / manifest["run"], manifest) for manifest in list_runs(results)]
+    found = [facts for facts in map(facts_of, directories) if given.items() <= facts.items()]
     if suite is not None:
         from harness.suite import load_suite
 
@@ -58,6 +59,7 @@ def command(
         click.echo(
             f"{facts['run']:<66} {facts['status']:<12}{facts['kind']:<12} {facts['steps']:>3} steps  "
             f"staleness {facts['staleness']}  {changed}".rstrip()
+            + ("" if facts["verifiable"] else "  (unverified)")
         )
 
 
@@ -77,11 +79,13 @@ def check_filters(given: dict[str, Any]) -> None:
             raise unknown(name, given[name], values)
 
 
-def facts_of(manifest: dict[str, Any]) -> dict[str, Any]:
-    """What a run is told by."""
-    spec = manifest["spec"]
+def facts_of(run: RunDirectory) -> dict[str, Any]:
+    """What a run is told by. It is `verifiable` if its seal has the digests of all of its files."""
+    manifest, spec = run.manifest, run.manifest["spec"]
     return {
-        **{key: manifest.get(key) for key in ("run", "status", "kind", "started", "wall_s", "cell")},
+        **{key: manifest.get(key) for key in ("run", "kind", "started", "wall_s", "cell")},
+        "status": run.status,
+        "verifiable": run.unverified is None,
         "system": spec["system"],
         "model": spec["group"]["name"],
         "seed": spec["seed"],

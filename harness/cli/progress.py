@@ -8,6 +8,7 @@ from types import TracebackType
 import rich.console
 import rich.progress
 
+from harness.cli.summary import cut_off_step
 from harness.record import RunDirectory
 from harness.spec import RunSpec, cores
 from harness.tally import Tally
@@ -72,8 +73,14 @@ class Progress:
             f"step {step['step'] + 1:>3}/{self._spec.steps}  {step['step_s']:8.1f} s{learned}  "
             f"tokens {step['response_tokens_mean']:.0f} + {step['judge_tokens_mean']:.0f}  "
             f"staleness {step['staleness_mean']:.2f}  wall {time.perf_counter() - self._began:.0f} s"
+            f"{cut_off_step(step)}"
         )
         self._bar.advance(self._task)
+
+    def warn(self, warnings: list[str]) -> None:
+        """What a reader of the result must be told, also where its text is not looked at."""
+        for line in warnings:
+            self._say(f"warning: {line}")
 
     def mirrored(self, how: str) -> None:
         """A mirror that failed is worth a line; the run is complete without it."""

@@ -79,6 +79,7 @@ def command(
     check_sensitivity(spec, sensitivity, as_json)
     with Progress(spec, quiet) as progress:
         result = run(spec, results, started=progress.started, stepped=progress.stepped, mirror=Mirror(mode))
+    progress.warn(result.summary["warnings"])
     progress.mirrored(result.directory.manifest["wandb"])
     click.echo(json.dumps(result.summary) if as_json else render(result.summary))
     if sensitivity:

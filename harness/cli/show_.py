@@ -19,14 +19,19 @@ from harness.store import read_summary
 @click.option("--results", type=click.Path(path_type=Path), default=RUNS, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def command(run: str, again: bool, results: Path, as_json: bool) -> None:
-    """Show the summary of RUN: its id, its path, or an unambiguous part of its id."""
+    """Show the summary of RUN: its id, its path, or an unambiguous part of its id.
+
+    All files of the run are checked against its seal first; one that is not what was sealed ends this with 5.
+    """
     directory = RunDirectory.open(results, run)
+    directory.check()
     summary = recompute(directory) if again else read_summary(directory)
-    manifest = directory.manifest
-    ended = {key: manifest[key] for key in ("status", "reason") if key in manifest}
-    whole = manifest["status"] == "complete"
+    manifest, unverified = directory.manifest, directory.unverified
+    whole = directory.status == "complete"
+    ended = {"status": directory.status, **({"reason": manifest["reason"]} if "reason" in manifest else {})}
     if as_json:
-        click.echo(json.dumps(summary if whole else {**summary, **ended}))
+        said = {**({} if whole else ended), **({"unverified": unverified} if unverified else {})}
+        click.echo(json.dumps({**summary, **said}))
         return
     if not whole:
         steps = f"{len(summary['steps'])} of {manifest['spec']['steps']} steps"
@@ -34,3 +39,6 @@ def command(run: str, again: bool, results: Path, as_json: bool) -> None:
             ": ".join([f"{ended['status']} after {steps}", *([ended["reason"]] if "reason" in ended else [])])
         )
     click.echo(render(summary))
+    click.echo(
+        f"files            {unverified or 'verified: log, steps and summary are those that were sealed'}"
+    )

@@ -35,12 +35,42 @@ def render(summary: dict[str, Any]) -> str:
     ]
     if steps[0]["reward"] is not None:
         lines.append("learning         " + _learning_line(steps) + " (real text and weights)")
+    lines += cut_off_lines(summary)
     if summary["device_losses"]:
         lines.append(f"device losses    {summary['device_losses']}")
     if summary["weights_sha256"]:
         lines.append(f"weights sha256   {summary['weights_sha256']}")
     lines.append(f"events sha256    {summary['events_sha256']}")
     return "\n".join(lines)
+
+
+def cut_off_lines(summary: dict[str, Any]) -> list[str]:
+    """What was cut off or could not be parsed, and a warning where that is much."""
+    counts = summary["cut_off"]
+    said = []
+    for key, of in (("responses_truncated", "responses"), ("judgements_truncated", "judgements")):
+        if counts[key] is not None:
+            said.append(f"{counts[key]} of {counts[of]} {of} truncated at their cap")
+    if counts["verdicts_unparsable"] is not None:
+        truncated = f"{counts['unparsable_truncated']} of them truncated"
+        said.append(f"{counts['verdicts_unparsable']} verdicts unparsable ({truncated})")
+    lines = ["cut off          " + ("; ".join(said) or "not recorded")]
+    return lines + [f"WARNING          {line}" for line in summary["warnings"]]
+
+
+def cut_off_step(step: dict[str, Any]) -> str:
+    """The same of one RL step, as short as its line needs; nothing where nothing was cut off."""
+    parts = [
+        f"{step[key]} {text}"
+        for key, text in (
+            ("responses_truncated", "responses cut"),
+            ("judgements_truncated", "judgements cut"),
+            ("verdicts_unparsable", "unparsable"),
+            ("unparsable_truncated", "of them cut"),
+        )
+        if step[key]
+    ]
+    return "  " + ", ".join(parts) if parts else ""
 
 
 def caveats(summary: dict[str, Any]) -> list[str]:

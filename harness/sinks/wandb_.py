@@ -22,9 +22,15 @@ from pathlib import Path
 from typing import IO, Any
 
 from harness.errors import UnfitError, unknown
+from systems import processes
 
 MODES = ("online", "offline", "disabled")
 PROJECT = "pivot-bench"
+# Variables that name a run, put it into a group or a sweep, or place its files.
+IDENTIFYING = (
+    "WANDB_RUN", "WANDB_NAME", "WANDB_RESUME", "WANDB_SWEEP", "WANDB_JOB", "WANDB_DIR", "WANDB_NOTES",
+    "WANDB_TAGS", "WANDB_GROUP", "WANDB_LAUNCH", "WANDB_SERVICE", "WANDB_CONFIG",
+)  # fmt: skip
 PATIENCE_S = 30.0  # how long a finished run waits for its mirror
 
 NAMES = {  # our step fields, in verl's names and in names like them
@@ -42,6 +48,12 @@ NAMES = {  # our step fields, in verl's names and in names like them
     "staleness_mean": "staleness/mean",
     "staleness_max": "staleness/max",
 }
+SHARES = {  # of a step's responses and judgements: counts are not comparable between recipes
+    "response_length/clip_ratio": ("responses_truncated", "responses"),
+    "judge_length/clip_ratio": ("judgements_truncated", "judgements"),
+    "judge/unparsable_ratio": ("verdicts_unparsable", "judgements"),
+    "judge/unparsable_clip_ratio": ("unparsable_truncated", "judgements"),
+}
 
 
 def metrics(step: Mapping[str, Any], gpus: int) -> dict[str, float]:
@@ -50,8 +62,11 @@ def metrics(step: Mapping[str, Any], gpus: int) -> dict[str, float]:
     learned = {
         f"actor/{key.removeprefix('learn_')}": v for key, v in step.items() if key.startswith("learn_")
     }
+    shares = {
+        name: step[count] / step[of] for name, (count, of) in SHARES.items() if step.get(count) is not None
+    }
     tokens = step["policy_tokens"] + step["judge_tokens"]
-    return {**named, **learned, "perf/throughput": tokens / step["step_s"] / gpus}
+    return {**named, **shares, **learned, "perf/throughput": tokens / step["step_s"] / gpus}
 
 
 def chosen_mode(asked: str | None) -> str:
@@ -65,13 +80,20 @@ def chosen_mode(asked: str | None) -> str:
     return asked or ("offline" if installed else "disabled")
 
 
+def surroundings() -> dict[str, str]:
+    """The child's environment. Where results go (entity, server, key) is the user's to say there; which run
+    this is, is not: a variable that names one would give its name to all cells of a sweep."""
+    kept = processes.environment(WANDB_SILENT="true")
+    return {key: value for key, value in kept.items() if not key.startswith(IDENTIFYING)}
+
+
 class Mirror:
     """One run's mirror. No method raises, and none waits but `finish`, for `patience_s` at most."""
 
     def __init__(self, mode: str, patience_s: float = PATIENCE_S, command: tuple[str, ...] = ()) -> None:
         self.mode = mode
         self._patience_s = patience_s
-        self._command = command or (sys.executable, "-m", "harness.sinks.wandb_")
+        self._command = command or processes.command("harness.sinks.wandb_")
         self._child: subprocess.Popen[bytes] | None = None
         self._said: IO[bytes] | None = None
         self._unsent = bytearray()
@@ -82,16 +104,15 @@ class Mirror:
         if self.mode == "disabled":
             return
         self._gpus = facts["gpus"]
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `finish`
         try:
+            self._said = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `finish`
             self._child = subprocess.Popen(
                 self._command, stdin=subprocess.PIPE, stdout=self._said, stderr=self._said,
-                start_new_session=True, env={**os.environ, "WANDB_SILENT": "true"},
+                start_new_session=True, env=surroundings(),
             )  # fmt: skip
         except OSError:
             return
-        assert self._child.stdin is not None
-        os.set_blocking(self._child.stdin.fileno(), False)
+        os.set_blocking(self._pipe(), False)
         config = {key: value for key, value in facts.items() if key != "floor"}
         self._send({"init": {"mode": self.mode, "name": run, "dir": str(directory), "config": config}})
 
@@ -107,9 +128,8 @@ class Mirror:
             return "failed: it could not be started"
         kept = ("makespan_s", "migrations", "shifts", "weights_sha256", "oversubscribed")
         self._unsent += _line({"summary": {key: (summary or {}).get(key) for key in kept}})
-        assert self._child.stdin is not None
         try:
-            os.set_blocking(self._child.stdin.fileno(), True)
+            os.set_blocking(self._pipe(), True)
             self._child.communicate(bytes(self._unsent), timeout=self._patience_s)
             if self._child.returncode == 0:
                 return self.mode
@@ -123,7 +143,8 @@ class Mirror:
 
     def _kill(self) -> None:
         """The child and whatever it has started."""
-        assert self._child is not None
+        if self._child is None:
+            return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._child.pid, signal.SIGKILL)
         self._child.wait()
@@ -131,16 +152,21 @@ class Mirror:
     def _send(self, message: Mapping[str, Any]) -> None:
         """Write what the pipe takes now; the rest stays for the next time."""
         self._unsent += _line(message)
-        assert self._child is not None
-        assert self._child.stdin is not None
         try:
-            sent = os.write(self._child.stdin.fileno(), self._unsent)
+            sent = os.write(self._pipe(), self._unsent)
             del self._unsent[:sent]
         except OSError:
             pass  # full, or the child is gone: `finish` will tell
 
+    def _pipe(self) -> int:
+        """The descriptor that the child reads from."""
+        if self._child is None or self._child.stdin is None:
+            raise OSError("there is no child")
+        return self._child.stdin.fileno()
+
     def _last_words(self) -> str:
-        assert self._said is not None
+        if self._said is None:
+            return ""
         self._said.seek(0)
         lines = self._said.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else ""

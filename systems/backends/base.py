@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from systems.batching import Batch, MicroBatch
-from systems.types import Kind, Lease, PhaseDone, Prompt, Role, Sequence, Shift
+from systems.types import End, Kind, Lease, PhaseDone, Prompt, Role, Sequence, Shift
 
 
 class WorkerLost(RuntimeError):
@@ -67,10 +67,11 @@ class TokenChunk(NamedTuple):
     tokens: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     serial: int = -1
+    end: End | None = None
 
 
 class Finished(TokenChunk):
-    """The last chunk of a sequence."""
+    """The last chunk of a sequence. `end` says why it is the last, where text is real."""
 
     __slots__ = ()
 

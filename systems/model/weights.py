@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
+from systems.files import replace_file
 from systems.model.config import ModelConfig, ModelConfigError, config_json, load_config
 from systems.model.qwen3 import MoeFfn, Qwen3
 
@@ -81,11 +82,12 @@ def save_model(model: Qwen3, directory: Path) -> None:
 
 
 def save_standard(config: ModelConfig, state: Mapping[str, Tensor], directory: Path) -> None:
-    """Write a directory that transformers and vLLM load as well."""
+    """Write a directory that transformers and vLLM load as well. Raises `OSError` naming the file."""
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.float().contiguous().clone() for name, tensor in state.items()}
-    save_file(tensors, directory / WEIGHTS_FILE, metadata={"format": "pt"})
-    (directory / "config.json").write_text(json.dumps(config_json(config), indent=1) + "\n")
+    # By way of bytes: the library itself opens no path that is not UTF-8, and has errors of its own.
+    replace_file(directory / WEIGHTS_FILE, save(tensors, metadata={"format": "pt"}))
+    replace_file(directory / "config.json", json.dumps(config_json(config), indent=1) + "\n")
 
 
 def digest(state: Mapping[str, Tensor]) -> str:

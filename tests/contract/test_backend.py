@@ -14,7 +14,9 @@ from systems.backends.base import Finished, TokenChunk, WorkerLost, work_of
 from systems.batching import canonical_batch
 from systems.clock import WallClockLoop, now_ns, run_virtual
 from systems.pipeline import Workload
+from systems.rewards import Outcome
 from systems.types import (
+    End,
     Group,
     How,
     Lease,
@@ -304,6 +306,9 @@ def test_a_judge_reads_a_response_and_ends(on_backend: Drive) -> None:
         parts = (await stage.until_finished(judge, 1))[judgement.id]
         judgement.tokens = [token for chunk in parts for token in chunk.tokens]
         verdict = stage.workload.verdict(judgement)
-        assert verdict in ((0.0, 1.0) if stage.real else (None,))
+        real = (Outcome.SCORED, Outcome.UNPARSABLE)
+        assert verdict.outcome in (real if stage.real else (Outcome.NOT_REAL,))
+        assert {chunks[-1].end, parts[-1].end} <= (set(End) if stage.real else {None})
+        assert {chunk.end for chunk in (*chunks[:-1], *parts[:-1])} <= {None}
 
     on_backend(main)

@@ -18,9 +18,11 @@ from harness.claims import ClaimsFile, Found, judge, read_claims, runs_of
 from harness.compare import Contrast, compare, condition, describe, select
 from harness.errors import BenchError, UsageError
 from harness.export import export
+from harness.record import RunDirectory
 from harness.runner import run
 from harness.stats import Verdict
 from harness.store import Recorded, migrated, open_runs, read_summary
+from harness.tally import CUT_OFF
 from tests.conftest import SMALL, small_spec
 
 SEEDS = range(10)
@@ -332,11 +334,24 @@ def test_summaries_of_an_older_schema_are_migrated(runs: list[Recorded]) -> None
             migrated({**new, "summary_schema": version}, "x")
 
 
+def as_of_schema_2(summary: dict[str, Any]) -> dict[str, Any]:
+    """As the last version wrote it: without counts of what was cut off."""
+    counts = ("responses", "judgements", *CUT_OFF)
+    steps = [{key: value for key, value in step.items() if key not in counts} for step in summary["steps"]]
+    kept = {key: value for key, value in summary.items() if key not in ("cut_off", "warnings")}
+    return {**kept, "summary_schema": 2, "steps": steps}
+
+
 def test_a_run_of_an_older_schema_is_read(root: Path, runs: list[Recorded], tmp_path: Path) -> None:
-    directory = replace(runs[0].directory, path=tmp_path)
-    old = {**runs[0].summary, "summary_schema": 1, "provisional": True}
+    manifest = {key: value for key, value in runs[0].directory.manifest.items() if key != "files"}
+    directory = RunDirectory(tmp_path, manifest)
+    old = {**as_of_schema_2(runs[0].summary), "summary_schema": 1, "provisional": True}
     (tmp_path / "summary.json").write_text(json.dumps(old))
-    assert read_summary(directory) == runs[0].summary
+    read = read_summary(directory)
+    assert read["summary_schema"] == 3
+    assert read["tokens_per_s"] == runs[0].summary["tokens_per_s"]
+    assert set(read["cut_off"].values()) == {None}, "what was not counted is unknown, not zero"
+    assert directory.unverified is not None
     assert json.loads((tmp_path / "summary.json").read_text()) == old, "nothing on disk changes"
 
 

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import workloads
+from systems.rewards import Outcome, reward_of
 from systems.types import Group, Prompt, Role, Sample, Sequence
 from workloads.hops import demonstrations as demo
 from workloads.hops import task
@@ -352,9 +353,19 @@ def test_truth_is_the_answer_of_the_groups_own_problem(seed: int, group: int, di
     assert workload.truth(sample) == float(digit == drawn_of(seed, group).answer)
 
 
-@pytest.mark.parametrize(("text", "reward"), [("#44+>1.", 1.0), ("#94->0.", 0.0), ("#4", 0.0), ("", 0.0)])
-def test_a_judgement_without_a_verdict_is_worth_nothing(text: str, reward: float) -> None:
-    assert HopsWorkload(0).verdict(sequence_of(text, Role.REWARD, Prompt(0))) == reward
+@pytest.mark.parametrize(
+    ("text", "outcome", "reward"),
+    [
+        ("#44+>1.", Outcome.SCORED, 1.0),
+        ("#94->0.", Outcome.SCORED, 0.0),
+        ("#4", Outcome.UNPARSABLE, 0.0),
+        ("", Outcome.UNPARSABLE, 0.0),
+    ],
+)
+def test_a_judgement_without_a_verdict_is_worth_nothing(text: str, outcome: Outcome, reward: float) -> None:
+    verdict = HopsWorkload(0).verdict(sequence_of(text, Role.REWARD, Prompt(0)))
+    assert verdict.outcome is outcome
+    assert reward_of([verdict]) == reward
 
 
 # ---------------------------------------------------------------------------------------------- limits

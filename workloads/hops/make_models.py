@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from systems.files import replace_file
 from systems.model.config import ModelConfig
 from systems.model.engine import Engine, Request
 from systems.model.qwen3 import MoeFfn, Qwen3
@@ -208,9 +209,9 @@ def _save_tokenizer(directory: Path, vocab: int) -> None:
         "tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<pad>", "eos_token": ".",
         "unk_token": "<pad>", "clean_up_tokenization_spaces": False, "model_max_length": 1024,
     }  # fmt: skip
-    (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n")
+    replace_file(directory / "tokenizer_config.json", json.dumps(settings, indent=1) + "\n")
     generation = {"eos_token_id": task.STOP, "pad_token_id": task.PAD, "do_sample": False}
-    (directory / "generation_config.json").write_text(json.dumps(generation, indent=1) + "\n")
+    replace_file(directory / "generation_config.json", json.dumps(generation, indent=1) + "\n")
 
 
 def main() -> None:

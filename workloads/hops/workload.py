@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from functools import lru_cache
 
-from systems.types import Prompt, Sample, Sequence
+from systems.rewards import UNPARSABLE, Outcome, Verdict
+from systems.types import Prompt, Sample, Sequence, response_of
 from workloads.hops import task
 
 
@@ -20,16 +21,15 @@ class HopsWorkload:
         return _prompt(task.encode(self._problem(group).prompt))
 
     def judge_prompt(self, sample: Sample) -> Prompt:
-        assert sample.response is not None
-        return _prompt(judge_tokens(sample.group.prompt.tokens, tuple(sample.response.tokens)))
+        return _prompt(judge_tokens(sample.group.prompt.tokens, tuple(response_of(sample).tokens)))
 
-    def verdict(self, judgement: Sequence) -> float | None:
-        """What the judge's text says; text without a verdict is worth nothing."""
-        return task.verdict(task.decode(judgement.tokens)) or 0.0
+    def verdict(self, judgement: Sequence) -> Verdict:
+        score = task.verdict(task.decode(judgement.tokens))
+        return UNPARSABLE if score is None else Verdict(Outcome.SCORED, score)
 
     def truth(self, sample: Sample) -> float | None:
-        assert sample.response is not None
-        return float(task.is_correct(self._problem(sample.group.id), task.decode(sample.response.tokens)))
+        text = task.decode(response_of(sample).tokens)
+        return float(task.is_correct(self._problem(sample.group.id), text))
 
     def _draw(self, group: int) -> task.Problem:
         return task.make_problem(random.Random(f"{self._seed}/hops/{group}"))

@@ -21,7 +21,7 @@ from systems.model.config import ModelConfig
 from systems.model.engine import Engine, Request
 from systems.model.sampling import Sampler
 from systems.model.serving import ServingModel
-from systems.types import Prompt, Role
+from systems.types import End, Prompt, Role
 
 AHEAD = 256  # judgements prepared together at most
 TOGETHER = 48  # sequences decoded together: attention is padded to the longest of them, so fewer is faster
@@ -98,6 +98,10 @@ class EngineLengths:
             return (), ()
         known = self._continuation(work, version)
         return known.tokens[:count], known.logprobs[:count]
+
+    def end(self, work: Work, version: int) -> End:
+        stopped = self._continuation(work, version).tokens[-1] == self._serving[work.role].stop
+        return End.STOP if stopped else End.LENGTH
 
     def forget(self, sequences: Collection[int]) -> None:
         for sequence in sequences:

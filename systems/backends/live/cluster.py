@@ -24,16 +24,15 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import IO, Any, cast
 
-import systems
+from systems import processes
 from systems.backends.base import ClusterUnfit, WorkerLost
 from systems.backends.live import wire
 from systems.backends.live.store import Segment
 
-PACKAGE_ROOT = Path(systems.__file__).parents[1]
-MODULE = ("-m", "systems.backends.live.worker")
+MODULE = "systems.backends.live.worker"
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")  # a worker
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ class Worker(asyncio.Protocol):
         self._process = subprocess.Popen(
             [*command, "--messages", str(fds[0]), "--descriptors", str(fds[1])],
             pass_fds=fds, stdin=subprocess.DEVNULL, stdout=self._said, stderr=self._said,
-            start_new_session=True, env=_environment(),
+            start_new_session=True, env=processes.environment(**ONE_THREAD),
         )  # fmt: skip
         theirs.close()
         their_descriptors.close()
@@ -191,7 +190,9 @@ class Worker(asyncio.Protocol):
                 if future is not None and not future.done():
                     future.set_result(message["result"])
             case "hello":
-                if not self._hello.done():
+                if message["root"] != str(processes.ROOT):
+                    self.end(Cause.START, f"it runs the code in {message['root']}, not in {processes.ROOT}")
+                elif not self._hello.done():
                     self._hello.set_result(None)
             case "failed":
                 self._fail(Cause.FAILED, message["why"])
@@ -253,7 +254,7 @@ class LocalCluster:
         self.limits = limits or Limits()
         self.workers: dict[int, Worker] = {}
         self._devices = tuple(devices)
-        self._command = (python, *MODULE)
+        self._command = processes.command(MODULE, python)
         self._restarts = dict.fromkeys(self._devices, 0)
         self._timer: asyncio.TimerHandle | None = None
 
@@ -306,13 +307,6 @@ class LocalCluster:
             self._timer.cancel()
         for worker in self.workers.values():
             worker.close()
-
-
-def _environment() -> dict[str, str]:
-    """One thread a worker, from the first import on."""
-    path = os.pathsep.join(filter(None, [str(PACKAGE_ROOT), os.environ.get("PYTHONPATH")]))
-    one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    return {**os.environ, **one, "PYTHONPATH": path}
 
 
 def _exit_code(process: subprocess.Popen[bytes]) -> int | None:

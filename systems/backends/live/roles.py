@@ -31,6 +31,7 @@ from systems.model.qwen3 import Qwen3
 from systems.model.sampling import Sampler
 from systems.model.serving import ServingModel
 from systems.model.weights import load_standard
+from systems.types import End
 
 STREAM_STEPS = 16  # decode steps between two streams of unfinished sequences: what a death may cost
 SEND_STEPS = 4  # decode steps between two messages: each one wakes the control process, which takes time too
@@ -152,7 +153,10 @@ class ServingRole:
             del self._works[request.id], self._streamed[request.id]
         else:
             self._streamed[request.id] = len(request.tokens)
-        return form(work.id, work.epoch, self.version, len(tokens), tokens, logprobs, serial)
+        end = None
+        if form is Finished:
+            end = End.STOP if request.tokens[-1] == self.how.stop else End.LENGTH
+        return form(work.id, work.epoch, self.version, len(tokens), tokens, logprobs, serial, end)
 
 
 class TrainingRole:
@@ -192,7 +196,8 @@ class TrainingRole:
 
     def gradient(self, mini: int, slot: int) -> Stats:
         """Micro-batch `slot` of mini-batch `mini`: its gradient goes into slot `slot`."""
-        assert self._batch is not None
+        if self._batch is None:
+            raise ValueError("asked for a gradient before a batch")
         gradient, stats = self.learner.gradient(self._batch.mini_batches[mini][slot])
         torch.cat([part.reshape(-1) for part in gradient], out=self._slot(slot))
         return stats

@@ -14,7 +14,7 @@ import orjson
 
 from systems.backends.base import Finished, TokenChunk, Work
 from systems.batching import Batch, MicroBatch, TrainSample
-from systems.types import Prompt, Role, Segment
+from systems.types import End, Prompt, Role, Segment
 
 Message = dict[str, Any]
 _LENGTH = struct.Struct("<I")
@@ -62,13 +62,14 @@ def work_from_json(raw: list[Any]) -> Work:
 
 def chunk_to_json(chunk: TokenChunk) -> list[Any]:
     ended = isinstance(chunk, Finished)
-    return [ended, chunk.sequence, chunk.epoch, chunk.version, chunk.tokens, chunk.logprobs, chunk.serial]
+    about = (chunk.sequence, chunk.epoch, chunk.version)
+    return [ended, *about, chunk.tokens, chunk.logprobs, chunk.serial, chunk.end]
 
 
 def chunk_from_json(raw: list[Any]) -> TokenChunk:
-    ended, sequence, epoch, version, tokens, logprobs, serial = raw
-    form = Finished if ended else TokenChunk
-    return form(sequence, epoch, version, len(tokens), tuple(tokens), tuple(logprobs), serial)
+    ended, sequence, epoch, version, tokens, logprobs, serial, end = raw
+    form, why = Finished if ended else TokenChunk, End(end) if end is not None else None
+    return form(sequence, epoch, version, len(tokens), tuple(tokens), tuple(logprobs), serial, why)
 
 
 def batch_to_json(batch: Batch) -> Message:

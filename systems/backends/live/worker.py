@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from systems import processes
 from systems.backends.base import TokenChunk
 from systems.backends.live import wire
 from systems.backends.live.roles import Generation, Learning, ServingRole, TrainingRole, preload
@@ -85,7 +86,7 @@ class Worker:
 
     def serve(self) -> NoReturn:
         preload()
-        self._lines.send(op="hello", pid=os.getpid())
+        self._lines.send(op="hello", pid=os.getpid(), root=str(processes.ROOT))
         while True:
             role = self._role
             busy = role is not None and role.busy
@@ -143,7 +144,8 @@ class Worker:
         )  # fmt: skip
 
     def warm(self) -> None:
-        assert self._role is not None
+        if self._role is None:
+            raise ValueError("asked to warm up without a role")
         self._role.warm()
 
     def release(self) -> None:
@@ -205,17 +207,22 @@ class Worker:
 
     @property
     def _serving(self) -> ServingRole:
-        assert isinstance(self._role, ServingRole), "asked to serve, but this is not its role"
+        if not isinstance(self._role, ServingRole):
+            raise ValueError("asked to serve, but this is not its role")
         return self._role
 
     @property
     def _training(self) -> TrainingRole:
-        assert isinstance(self._role, TrainingRole), "asked to train, but this is not its role"
+        if not isinstance(self._role, TrainingRole):
+            raise ValueError("asked to train, but this is not its role")
         return self._role
 
     def _view(self, segment: int, layout: list[Any]) -> dict[str, torch.Tensor]:
         shapes = layout_from_json(layout)
-        assert floats(shapes) == self._segments[segment].length
+        if floats(shapes) != self._segments[segment].length:
+            raise ValueError(
+                f"segment {segment} has {self._segments[segment].length} values, not its layout's"
+            )
         return self._segments[segment].view(shapes)
 
 

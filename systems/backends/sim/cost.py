@@ -100,7 +100,8 @@ class ServingCost:
 
     def speed(self) -> Speed:
         """The planner's throughput model: a line through a small and a full batch, flat below the small."""
-        small, full = PLANNER_BATCH, self.max_running
+        full = self.max_running
+        small = min(PLANNER_BATCH, full)
         slope = max(0.0, (self.token_s(full) - self.token_s(small)) / (full - small)) if full > small else 0.0
         return Speed(
             a=self.kv_s(full),

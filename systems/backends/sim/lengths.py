@@ -10,6 +10,7 @@ from collections.abc import Collection
 from typing import Protocol
 
 from systems.backends.base import Work
+from systems.types import End
 
 
 class LengthSource(Protocol):
@@ -25,6 +26,10 @@ class LengthSource(Protocol):
 
     def tokens(self, work: Work, version: int, count: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """The first `count` tokens of that continuation and their log-probabilities, if they are real."""
+        ...
+
+    def end(self, work: Work, version: int) -> End | None:
+        """Why that continuation ends; None where text is not real."""
         ...
 
     def forget(self, sequences: Collection[int]) -> None:
@@ -46,6 +51,9 @@ class DrawnLengths:
 
     def tokens(self, work: Work, version: int, count: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
         return (), ()
+
+    def end(self, work: Work, version: int) -> End | None:
+        return None
 
     def forget(self, sequences: Collection[int]) -> None:
         pass

@@ -272,17 +272,23 @@ class Replica:
         """Is the state that of a step boundary after `now_s`, on a clock of whole nanoseconds?"""
         return self._behind is not None and now_s < self._time - HALF_A_NANOSECOND
 
+    def _due(self) -> tuple[float, int]:
+        """The next change, where there must be one."""
+        if self._next is None:
+            raise RuntimeError("a replica in which nothing is due was asked to change")
+        return self._next
+
     def _look_ahead(self) -> None:
         """Describe the next step boundary already, with who joins there; `_step_back` takes it back."""
-        assert self._next is not None
         self._behind = (self._time, self._alpha, self._beta)
-        self._time = self._next[0]
+        self._time, _ = self._due()
         self._take(1)
         self._plan()
 
     def _step_back(self) -> None:
         """The boundary that was looked ahead to is still to come."""
-        assert self._behind is not None
+        if self._behind is None:
+            raise RuntimeError("a replica that did not look ahead cannot step back")
         ahead_s = self._time
         for run, _ in reversed(self._mixed or ()):
             del self._reading[run.id]
@@ -299,8 +305,7 @@ class Replica:
 
     def _change(self, ended: list[Ended]) -> None:
         """The stretch or the mixed step under way is over."""
-        assert self._next is not None
-        when, steps = self._next
+        when, steps = self._due()
         if self._mixed is None:
             self._take(steps)
         else:

@@ -75,7 +75,8 @@ class SimReplica:
 
     async def update(self, version: int) -> None:
         self._life.check()
-        assert not self._works, "a replica is updated when it holds nothing"
+        if self._works:
+            raise ValueError(f"asked to load version {version} with {len(self._works)} sequences running")
         await self._life.sleep(self._update_s * self._slowdown(self.devices))
         self.version = version
 
@@ -155,7 +156,8 @@ class SimReplica:
     ) -> TokenChunk:
         count = generated // self._scale
         tokens, logprobs = self._lengths.tokens(work, self.version, count)
-        return form(work.id, work.epoch, self.version, count, tokens, logprobs, serial)
+        end = self._lengths.end(work, self.version) if form is Finished else None
+        return form(work.id, work.epoch, self.version, count, tokens, logprobs, serial, end)
 
     def _emit(self, chunk: TokenChunk) -> None:
         self._stream.put(chunk)
