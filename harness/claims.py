@@ -27,14 +27,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from harness.compare import METRICS, Contrast, compare
 from harness.errors import BenchError, UsageError, unknown
 from harness.record import RunDirectory
-from harness.stats import Effect, Verdict, compare_paired
+from harness.stats import FEWEST_FOR_A_VERDICT, Effect, Verdict, compare_paired
 from harness.store import Recorded
 from harness.suite import Suite, load_suite
 from harness.sweep import ledger
 
 CLAIMS = Path(__file__).parent / "claims.toml"
 EQUAL_BOUNDS_MATTER = frozenset({"staleness"})  # each claim says at which bounds it compares
-FEWEST_PAIRS = 6  # with which a signed-rank test can reach 0.05
+FEWEST_PAIRS = FEWEST_FOR_A_VERDICT[True]
 
 
 class Ratio(BaseModel):
@@ -171,7 +171,8 @@ def _command(suite: str, root: Path, path: Path) -> str:
 
 
 def _tested(claim: Claim, suite: Suite, runs: Mapping[str, Recorded]) -> Row:
-    assert claim.ratio is not None
+    if claim.ratio is None:
+        raise UsageError(f"{claim.id} has no ratio that runs could test")
     cells = [cell for cell in suite.cells if claim.grid is None or claim.grid in cell.grids]
     if not cells:
         raise UsageError(f"{suite.name} has no grid {claim.grid}")
@@ -190,8 +191,8 @@ def _tested(claim: Claim, suite: Suite, runs: Mapping[str, Recorded]) -> Row:
 
 def _verdict(claim: Claim, effect: Effect) -> tuple[Found, str]:
     """Why, where the verdict alone does not say it."""
-    assert claim.low is not None
-    assert claim.high is not None
+    if claim.low is None or claim.high is None:
+        raise UsageError(f"{claim.id} has no range that an effect could be in")
     if effect.n < FEWEST_PAIRS:
         return Found.NOT_TESTED, f"{effect.n} seeds can show nothing; at least {FEWEST_PAIRS} are needed"
     wanted = Verdict.FASTER if claim.low > 1 else Verdict.SLOWER

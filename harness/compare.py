@@ -1,7 +1,7 @@
 """Which runs are compared with which, and when that is refused.
 
-A comparison is between runs of one kind, with one workload (model group, settings, steps, costs), seed by
-seed, at equal realised staleness. What is not so is refused with the difference, unless allowed by name.
+A comparison is between runs that may stand side by side (`comparable.py`: one kind, one workload, equal
+bounds and realised staleness), seed by seed. What is not so is refused, unless allowed by name.
 
 A side of it is a selection: a system, a run, or key=value with commas between.
 """
@@ -14,17 +14,32 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean
+from enum import StrEnum
 from typing import Any
 
+from harness.comparable import (
+    Side,
+    check_cores,
+    check_kinds,
+    check_names,
+    check_staleness,
+    differences,
+    flat,
+    workload_of,
+)
 from harness.errors import UsageError, unknown
-from harness.stats import Effect, Verdict, compare_independent, compare_paired
-from harness.store import Recorded
+from harness.stats import (
+    FEWEST_FOR_A_VERDICT,
+    LEVEL,
+    Effect,
+    Verdict,
+    compare_independent,
+    compare_paired,
+)
+from harness.store import Recorded, unverified_note
 from systems.policies import ALIASES, SYSTEMS
 from workloads.groups import group_names, load_group
 
-ALLOWABLE = ("kind", "workload", "staleness", "seeds", "oversubscribed")
-STALENESS_TOLERANCE = 0.1  # versions, of the mean over runs; a fifth of a half-asynchronous step
 FEW = 10  # below so many pairs the raw points are shown
 
 # Larger is better in all of them. Throughput counts policy and judge tokens over all devices.
@@ -34,25 +49,6 @@ METRICS: dict[str, Callable[[dict[str, Any]], float]] = {
     "judge-throughput": lambda summary: summary["tokens_per_s"]["judge"],
     "speed": lambda summary: 1 / summary["makespan_s"],
 }
-
-
-@dataclass(frozen=True)
-class Side:
-    """A selection's runs of one workload."""
-
-    label: str
-    runs: tuple[Recorded, ...]
-
-    @property
-    def staleness(self) -> float:
-        return fmean(run.staleness for run in self.runs)
-
-    @property
-    def kind(self) -> str:
-        return " and ".join(sorted({str(run.kind) for run in self.runs}))
-
-    def by_seed(self, metric: str) -> dict[int, float]:
-        return {run.seed: METRICS[metric](run.summary) for run in self.runs}
 
 
 @dataclass(frozen=True)
@@ -172,66 +168,45 @@ def compare_sides(
     """As `compare`, of runs that were selected already, under their labels."""
     if metric not in METRICS:
         raise unknown("metric", metric, METRICS)
-    for name in sorted(allow):
-        if name not in ALLOWABLE:
-            raise unknown("--allow", name, ALLOWABLE)
+    check_names(allow)
     if len(sides) < 2:
         raise UsageError("compare needs a baseline and at least one other")
-    found: list[Contrast] = []
-    for label, contender in sides[1:]:
-        found += _against(*sides[0], label, contender, metric, allow)
-    return found
+    base, *others = (Side(label, tuple(runs)) for label, runs in sides)
+    return [contrast for other in others for contrast in _against(base, other, metric, allow)]
 
 
-def _against(
-    base: str, baseline: list[Recorded], text: str, contender: list[Recorded], metric: str,
-    allow: frozenset[str],
-) -> Iterator[Contrast]:  # fmt: skip
-    kinds = tuple(" and ".join(sorted({str(run.kind) for run in runs})) for runs in (baseline, contender))
-    mixed = kinds[0] != kinds[1] or " and " in kinds[0]
-    if mixed and "kind" not in allow:
-        raise UsageError(
-            f"{base} is {kinds[0]}, {text} is {kinds[1]}: numbers of different kinds are not compared "
-            "(--allow kind)"
-        )
-    crowded = [run.id for run in (*baseline, *contender) if run.summary.get("oversubscribed")]
-    if crowded and "oversubscribed" not in allow:
-        raise UsageError(
-            f"{crowded[0]} had more workers than cores, so its times are not to be compared "
-            "(--allow oversubscribed)"
-        )
-    one, other = _by_workload(baseline, allow), _by_workload(contender, allow)
-    common = [key for key in one if key in other]
+def _against(base: Side, other: Side, metric: str, allow: frozenset[str]) -> Iterator[Contrast]:
+    both = (base, other)
+    shared = [*check_kinds(both, allow), *check_cores(both, allow)]
+    one, two = (_by_workload(side.runs, allow) for side in both)
+    common = [key for key in one if key in two]
     if not common:
         hint = "" if "workload" in allow else " (--allow workload)"
         raise UsageError(
-            f"{base} and {text} have no workload in common: {_differences(baseline[0], contender[0])}{hint}"
+            f"{base.label} and {other.label} have no workload in common: they "
+            f"{differences(base.runs[0], other.runs[0])}{hint}"
         )
-    shared = [f"{base} is {kinds[0]}, {text} is {kinds[1]}"] if mixed else []
-    shared += [f"{len(crowded)} runs had more workers than cores"] if crowded else []
-    for label, mine, theirs in ((base, one, other), (text, other, one)):
+    for label, mine, theirs in ((base.label, one, two), (other.label, two, one)):
         if alone := [describe(runs[0]) for key, runs in mine.items() if key not in theirs]:
             shared.append(f"left out, because only {label} has runs of it: {'; '.join(alone)}")
     for key in common:
         sides, notes = [], list(shared)
-        for label, found in ((base, one[key]), (text, other[key])):
+        for label, found in ((base.label, one[key]), (other.label, two[key])):
             kept, repeated = _one_a_seed(label, found)
             sides.append(Side(label, kept))
             notes += [f"{label}: the newest of {repeated + 1} equal runs of a seed"] if repeated else []
         yield _contrast(sides[0], sides[1], metric, allow, notes)
 
 
-def _by_workload(runs: list[Recorded], allow: frozenset[str]) -> dict[str, list[Recorded]]:
-    """With a workload that may differ, the model group is all that must be common."""
+def _by_workload(runs: Sequence[Recorded], allow: frozenset[str]) -> dict[str, list[Recorded]]:
     found: dict[str, list[Recorded]] = defaultdict(list)
     for run in runs:
-        shared: dict[str, Any] = run.workload
-        if "workload" in allow:
-            shared = {"model": run.spec["group"]["name"]}
-        elif "kind" in allow:
-            shared = {key: shared.get(key) for key in ("steps", "group", "trace")}
-        found[json.dumps(shared, sort_keys=True)].append(run)
+        found[json.dumps(workload_of(run, allow), sort_keys=True)].append(run)
     return found
+
+
+def _by_seed(side: Side, metric: str) -> dict[int, float]:
+    return {run.seed: METRICS[metric](run.summary) for run in side.runs}
 
 
 def _one_a_seed(label: str, runs: list[Recorded]) -> tuple[tuple[Recorded, ...], int]:
@@ -252,7 +227,7 @@ def _one_a_seed(label: str, runs: list[Recorded]) -> tuple[tuple[Recorded, ...],
 
 def _selectable(run: Recorded) -> dict[str, str]:
     """All that a selection can tell a run by."""
-    group = {key: value for key, value in _flat(run.spec["group"]).items() if key.count(".") == 1}
+    group = {key: value for key, value in flat(run.spec["group"]).items() if key.count(".") == 1}
     known = {key: spelled_value(run.spec[key]) for key in TOP}
     return known | {"model": run.spec["group"]["name"]} | {k: spelled_value(v) for k, v in group.items()}
 
@@ -276,26 +251,22 @@ def _contrast(
             Side(side.label, tuple(run for run in side.runs if run.seed in common))
             for side in (baseline, contender)
         )
-    if abs(baseline.staleness - contender.staleness) > STALENESS_TOLERANCE:
-        said = (
-            f"{contender.label} realised a staleness of {contender.staleness:.2f}, {baseline.label} one of "
-            f"{baseline.staleness:.2f}"
-        )
-        if "staleness" not in allow:
-            raise UsageError(
-                f"{label}: {said}, so asynchrony would be in the comparison; compare at equal bounds "
-                "(staleness=0) or --allow staleness"
-            )
-        notes.append(f"{said}: asynchrony is in it")
-    one, other = baseline.by_seed(metric), contender.by_seed(metric)
+    notes += check_staleness((baseline, contender), allow, label)
+    one, other = _by_seed(baseline, metric), _by_seed(contender, metric)
     if common:
         effect, points = compare_paired(one, other), {seed: other[seed] / one[seed] for seed in common}
     else:
         effect, points = compare_independent([*one.values()], [*other.values()]), {}
-    shown = effect.low > 1 or effect.high < 1
-    if shown and effect.verdict is Verdict.INCONCLUSIVE:
+    if effect.n < FEWEST_FOR_A_VERDICT[effect.paired]:
+        notes.append(
+            f"no verdict was possible: with {effect.n} {'pairs' if effect.paired else 'runs a side'} no rank "
+            f"test reaches p < {LEVEL}, {FEWEST_FOR_A_VERDICT[effect.paired]} are needed"
+        )
+    elif (effect.low > 1 or effect.high < 1) and effect.verdict is Verdict.INCONCLUSIVE:
         notes.append("the interval excludes 1, but the rank test does not confirm it")
-    manifests = [run.directory.manifest for run in (*baseline.runs, *contender.runs)]
+    runs = (*baseline.runs, *contender.runs)
+    notes += unverified_note(runs)
+    manifests = [run.directory.manifest for run in runs]
     if (versions := len({manifest.get("code_sha256") for manifest in manifests})) > 1:
         notes.append(f"runs of {versions} versions of the code")
     if any("costs_sha256" not in manifest for manifest in manifests):
@@ -318,46 +289,64 @@ def changes(group: Mapping[str, Any]) -> dict[str, str]:
     """Settings in which a resolved model group differs from the shipped one."""
     if group["name"] not in group_names():
         return {}
-    shipped = _flat(load_group(group["name"]).model_dump(mode="json"))
-    return {key: spelled_value(value) for key, value in _flat(group).items() if shipped.get(key) != value}
+    shipped = flat(load_group(group["name"]).model_dump(mode="json"))
+    return {key: spelled_value(value) for key, value in flat(group).items() if shipped.get(key) != value}
 
 
-def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in nested.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return found
+class Part(StrEnum):
+    """What of an effect a condition looks at."""
 
-
-def _differences(one: Recorded, other: Recorded) -> str:
-    a, b = _flat(one.workload), _flat(other.workload)
-    keys = [key for key in a.keys() | b.keys() if a.get(key) != b.get(key)]
-    named = [f"{key.removeprefix('group.')} ({a.get(key)}, {b.get(key)})" for key in sorted(keys)]
-    return (
-        "they differ in " + ", ".join(named[:4]) + (f" and {len(named) - 4} more" if len(named) > 4 else "")
-    )
+    ESTIMATE = "estimate"
+    LOW = "low"
+    HIGH = "high"
 
 
 @dataclass(frozen=True)
 class Condition:
-    """'throughput<-5%': true of a contrast that a check is to fail on."""
+    """'throughput<-5%': true of a contrast that a check is to fail on.
+
+    It looks at the point estimate, whatever its interval; 'throughput.high<-5%' at the interval's upper end,
+    and so fires only if the whole interval is below; 'throughput.low' is the lower end.
+    """
 
     text: str
     metric: str
+    part: Part
     below: bool
     share: float
 
     def holds(self, contrast: Contrast) -> bool:
-        change = contrast.effect.ratio - 1
-        return change < self.share if self.below else change > self.share
+        """Raises `UsageError` where the contrast has no interval, so that its end could never fire."""
+        effect = contrast.effect
+        value = {Part.ESTIMATE: effect.ratio, Part.LOW: effect.low, Part.HIGH: effect.high}[self.part]
+        if not math.isfinite(value):
+            raise UsageError(
+                f"--fail-on '{self.text}': {effect.n} {'pair' if effect.paired else 'run a side'} has no "
+                f"interval on {contrast.workload}; give more seeds"
+            )
+        return value - 1 < self.share if self.below else value - 1 > self.share
+
+    def said(self, contrast: Contrast) -> str:
+        """Why it fired, with what it looked at."""
+        effect = contrast.effect
+        interval = f"{100 * (1 - LEVEL):.0f} % interval {effect.low - 1:+.1%} to {effect.high - 1:+.1%}"
+        if not math.isfinite(effect.high):
+            interval = "no interval"
+        looked = "the point estimate" if self.part is Part.ESTIMATE else f"the interval's {self.part} end"
+        return (
+            f"{self.text}: {contrast.contender.label} is {effect.ratio - 1:+.1%} in {self.metric} on "
+            f"{contrast.workload} ({interval}; {effect.verdict}); the condition is of {looked}"
+        )
 
 
 def condition(text: str) -> Condition:
     """Raises `UsageError`."""
-    found = re.fullmatch(r"([a-z-]+)\s*([<>])\s*([+-]?\d+(?:\.\d+)?)\s*%", text.strip())
+    found = re.fullmatch(r"([a-z-]+)(?:\.([a-z]+))?\s*([<>])\s*([+-]?\d+(?:\.\d+)?)\s*%", text.strip())
     if found is None:
         raise UsageError(f"--fail-on '{text}': expected METRIC<PERCENT%, as in 'throughput<-5%'")
-    metric, sign, percent = found.groups()
+    metric, part, sign, percent = found.groups()
     if metric not in METRICS:
         raise unknown("metric", metric, METRICS)
-    return Condition(text, metric, sign == "<", float(percent) / 100)
+    if part is not None and part not in (Part.LOW, Part.HIGH):
+        raise unknown("end of an interval", part, [Part.LOW, Part.HIGH])
+    return Condition(text, metric, Part(part or Part.ESTIMATE), sign == "<", float(percent) / 100)

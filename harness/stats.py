@@ -25,6 +25,8 @@ from scipy import stats
 LEVEL = 0.05
 RESAMPLES = 9999
 FEWEST = 2  # runs, for an interval
+# Pairs (or runs a side) with which the rank test can reach 0.05 at all: 2 / 2^6 and 2 / (8 over 4) do.
+FEWEST_FOR_A_VERDICT = {True: 6, False: 4}  # by whether runs are paired
 Floats = NDArray[np.float64]
 
 
@@ -51,7 +53,8 @@ class Effect:
 
 def compare_paired(baseline: Mapping[int, float], contender: Mapping[int, float]) -> Effect:
     """Positive values by seed. Seeds that only one side has are left out by the caller."""
-    assert baseline.keys() == contender.keys(), "pairs need the same seeds"
+    if baseline.keys() != contender.keys():
+        raise ValueError(f"pairs need the same seeds, not {sorted(baseline)} and {sorted(contender)}")
     logs = np.array([math.log(contender[seed] / baseline[seed]) for seed in sorted(baseline)])
     low, high = _interval(logs)
     p = float(stats.wilcoxon(logs).pvalue) if logs.size >= FEWEST and np.any(logs) else None

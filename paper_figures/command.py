@@ -6,9 +6,11 @@ from pathlib import Path
 
 import click
 
+from harness.comparable import check_names
 from harness.errors import unknown
 from harness.record import RUNS
-from harness.store import one_kind, open_runs
+from harness.store import one_kind, open_runs, unverified_note
+from paper_figures.side_by_side import FIGURES_ALLOW, mark
 
 
 @click.command("figures")
@@ -17,14 +19,19 @@ from harness.store import one_kind, open_runs
     "--run", "runs", multiple=True, help="A run's id, path or part of its id; repeatable. Default: all."
 )
 @click.option("--kind", help="Only runs of this kind.")
+@click.option(
+    "--allow", multiple=True, metavar="|".join(FIGURES_ALLOW), help="Draw runs together in spite of it."
+)
 @click.option("--results", type=click.Path(path_type=Path), default=RUNS, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), default=Path("results/figures"), show_default=True)
 def command(
-    names: tuple[str, ...], runs: tuple[str, ...], kind: str | None, results: Path, out: Path
-) -> None:
+    names: tuple[str, ...], runs: tuple[str, ...], kind: str | None, allow: tuple[str, ...], results: Path,
+    out: Path,
+) -> None:  # fmt: skip
     """Draw NAME... (throughput, timeline, shift-breakdown) as PDF and PNG, with the CSV behind them.
 
-    Runs of several kinds are never drawn together.
+    Runs stand side by side as in a comparison: of one kind and workload, at equal staleness. The paper
+    compares systems at bounds of their own: --allow staleness draws that, and the picture says so.
     """
     from paper_figures.registry import FIGURES
     from paper_figures.style import label_kind, save, theme
@@ -32,12 +39,14 @@ def command(
     for name in names:
         if name not in FIGURES:
             raise unknown("figure", name, FIGURES)
+    allowed = check_names(allow, FIGURES_ALLOW)
     chosen = open_runs(results, runs, kind)
     label = str(one_kind(chosen))
     for caveat in ("extrapolated", "oversubscribed"):
         if any(run.summary.get(caveat) for run in chosen):
             label += f", {caveat}"
-    tables = {name: FIGURES[name].data(chosen) for name in names}  # all are refused, or none
+    label = "; ".join(filter(None, [label, mark(chosen), *unverified_note(chosen)]))
+    tables = {name: FIGURES[name].data(chosen, allowed) for name in names}  # all are refused, or none
     theme()
     for name, table in tables.items():
         figure = FIGURES[name].draw(table)

@@ -10,19 +10,18 @@ from matplotlib.figure import Figure
 
 from harness.errors import UsageError
 from harness.store import Recorded, phases_table
+from paper_figures.side_by_side import bars, staleness_label
 from paper_figures.style import PHASE_COLOR, system_order
 
 
-def data(runs: Sequence[Recorded]) -> pd.DataFrame:
+def data(runs: Sequence[Recorded], allow: frozenset[str] = frozenset()) -> pd.DataFrame:
+    """A row a phase. Refuses runs that may not stand side by side (`side_by_side.bars`)."""
+    bars(runs, allow)
     tables = []
-    if len({run.summary["oversubscribed"] for run in runs}) > 1:
-        raise UsageError(
-            "some of these runs are oversubscribed (more workers than cores), which are never put beside "
-            "others; choose with --run"
-        )
     for run in runs:
-        facts = {key: run.summary[key] for key in ("kind", "model", "system", "seed")}
-        tables.append(phases_table(run).assign(run=run.id, **facts))
+        facts = {key: run.summary[key] for key in ("kind", "model", "system", "seed", "staleness_bound")}
+        staleness = run.summary["realised_staleness"]["mean"]
+        tables.append(phases_table(run).assign(run=run.id, staleness_mean=staleness, **facts))
     joined = pd.concat(tables, ignore_index=True)
     if joined.empty:
         raise UsageError("none of these runs has a shift that took devices from a role")
@@ -48,7 +47,8 @@ def draw(table: pd.DataFrame) -> Figure:
             seconds = table[chosen & (table["phase"] == phase)]["seconds"].sum() / shifts
             axis.barh(row, seconds, left=left, color=color, height=0.75, label=phase if row == 0 else None)
             left += seconds
-        labels.append(f"{model} {system}: {way} ({shifts})")
+        bound, realised = table[chosen]["staleness_bound"].iloc[0], table[chosen]["staleness_mean"].mean()
+        labels.append(f"{model} {system} ({staleness_label(bound, realised)}): {way} ({shifts})")
     axis.set_yticks(range(len(order)), labels, fontsize=7)
     axis.invert_yaxis()
     axis.set_xlabel("mean seconds of a shift, by phase (number of shifts in brackets)")

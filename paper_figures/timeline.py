@@ -11,19 +11,24 @@ from matplotlib.patches import Patch
 
 from harness.errors import UsageError
 from harness.store import Recorded, intervals_table
+from paper_figures.side_by_side import bars, staleness_label
 from paper_figures.style import SHARE_COLOR
 
 MOST = 6  # panels that a page holds
 
 
-def data(runs: Sequence[Recorded]) -> pd.DataFrame:
+def data(runs: Sequence[Recorded], allow: frozenset[str] = frozenset()) -> pd.DataFrame:
+    """A row an interval. Refuses runs that may not stand side by side (`side_by_side.bars`)."""
     if len(runs) > MOST:
         raise UsageError(f"a timeline shows at most {MOST} runs, not {len(runs)}; choose them with --run")
+    bars(runs, allow)
     tables = []
     for run in runs:
         table = intervals_table(run)
-        facts = {key: run.summary[key] for key in ("kind", "model", "system", "seed", "gpus")}
-        tables.append(table.assign(run=run.id, makespan_s=run.summary["makespan_s"], **facts))
+        summary = run.summary
+        facts = {key: summary[key] for key in ("kind", "model", "system", "seed", "gpus", "staleness_bound")}
+        facts |= {"staleness_mean": run.staleness, "makespan_s": summary["makespan_s"]}
+        tables.append(table.assign(run=run.id, **facts))
     joined = pd.concat(tables, ignore_index=True)
     return joined[joined["start_s"] < joined["makespan_s"]].reset_index(drop=True)
 
@@ -43,7 +48,9 @@ def draw(table: pd.DataFrame) -> Figure:
                 bars = list(zip(spans["start_s"], spans["end_s"] - spans["start_s"], strict=True))
                 axis.broken_barh(bars, (float(device) - 0.42, 0.84), color=color, linewidth=0)
         first = of_run.iloc[0]
-        axis.set_title(f"{first['system']} on {first['model']}, seed {first['seed']}", fontsize=8, loc="left")
+        staleness = staleness_label(first["staleness_bound"], first["staleness_mean"])
+        title = f"{first['system']} on {first['model']}, seed {first['seed']}, staleness: {staleness}"
+        axis.set_title(title, fontsize=8, loc="left")
         axis.set_ylim(first["gpus"] - 0.5, -0.5)
         axis.set_xlim(0, table["makespan_s"].max())
         axis.set_ylabel("device")

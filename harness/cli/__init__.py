@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
+from types import FrameType
 from typing import Any
 
 import click
 
 from harness import errors
+from harness.cli import streams
 
 VERBS = {
     "run": "Run one system on one model group and record it.",
@@ -70,8 +73,24 @@ def cli() -> None:
     """
 
 
+ENDING = (signal.SIGTERM, signal.SIGHUP)  # signals that end a command as Ctrl-C does
+
+
+def end_as_if_interrupted(number: int, frame: FrameType | None) -> None:
+    """What Ctrl-C does now: an event loop that runs has a handler of its own, which ends it in order."""
+    interrupt = signal.getsignal(signal.SIGINT)
+    if callable(interrupt):
+        interrupt(signal.SIGINT, frame)
+    else:  # it is ignored, as in a job that a script started in the background
+        raise KeyboardInterrupt
+
+
 def main(arguments: list[str] | None = None) -> Any:
     """Entry point: every error that a user can act on is one line and an exit code."""
+    streams.last()
+    for number in ENDING:
+        if signal.getsignal(number) is signal.SIG_DFL:  # `nohup` ignores one, and that is the user's word
+            signal.signal(number, end_as_if_interrupted)
     try:
         cli.main(args=arguments, prog_name="bench", standalone_mode=False)
     except errors.BenchError as error:

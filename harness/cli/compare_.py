@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from harness.compare import ALLOWABLE, FEW, METRICS, Contrast, compare_sides, condition, select
+from harness.comparable import ALLOWABLE
+from harness.compare import FEW, METRICS, Contrast, compare_sides, condition, select
 from harness.errors import CheckFailed, UsageError
 from harness.record import RUNS
 from harness.store import Recorded, open_runs
@@ -22,7 +23,11 @@ from harness.suite import load_suite
 @click.option("--metric", default="throughput", show_default=True, metavar="|".join(METRICS))
 @click.option("--allow", multiple=True, metavar="|".join(ALLOWABLE), help="Compare in spite of it.")
 @click.option(
-    "--fail-on", "conditions", multiple=True, metavar="METRIC<PERCENT%", help="Exit with 1 if it is so."
+    "--fail-on",
+    "conditions",
+    multiple=True,
+    metavar="METRIC[.low|.high]<PERCENT%",
+    help="Exit with 1 if it is so: of the point estimate, or of an end of the interval.",
 )
 @click.option("--results", type=click.Path(path_type=Path), default=RUNS, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="A JSON array on stdout, an object a comparison.")
@@ -61,13 +66,9 @@ def command(
     for check in checks:
         same = check.metric == metric
         against = found if same else compare_sides(sides, check.metric, frozenset(allow))
-        broken += [f"{check.text}: {said(one)}" for one in against if check.holds(one)]
+        broken += [check.said(one) for one in against if check.holds(one)]
     if broken:
         raise CheckFailed("; ".join(broken))
-
-
-def said(one: Contrast) -> str:
-    return f"{one.contender.label} is {one.effect.ratio - 1:+.1%} in {one.metric} on {one.workload}"
 
 
 def render(found: list[Contrast]) -> str:
