@@ -21,9 +21,24 @@ from systems.backends.sim.training import CountingLearner
 from systems.bounds import Floor
 from systems.pipeline import Workload
 from systems.policies import SYSTEMS
-from systems.types import SERVING, Estimates, Layout, Publishing, Recipe, Role
-from workloads.groups import ModelGroup, architecture_of
+from systems.serving import Deadlines
+from systems.types import (
+    SERVING,
+    Estimates,
+    How,
+    Layout,
+    Placement,
+    Publishing,
+    Recipe,
+    Role,
+    Shift,
+    Step,
+)
+from workloads.groups import ModelGroup, architecture_of, real_positions
+from workloads.hops import task
 from workloads.synthetic import SyntheticWorkload
+
+MOST_SEQUENCES = 1 << 20  # of an RL step: more would fill this machine's memory
 
 
 @dataclass(frozen=True)
@@ -66,6 +81,8 @@ def check_request(spec: RunSpec) -> tuple[ClusterDurations, Layout, Recipe]:
     if spec.calibration is None:
         check_divides(spec.group)
     check_fits(spec, cost)
+    check_positions(spec.group)
+    check_in_time(spec, cost, layout, recipe)
     return cost, layout, recipe
 
 
@@ -103,6 +120,12 @@ def recipe_of(group: ModelGroup, steps: int, staleness: int) -> Recipe:
     if workload.prompts % workload.mini_batches:
         raise UsageError(
             f"workload.mini_batches={workload.mini_batches} does not divide {workload.prompts} prompts"
+        )
+    sequences = workload.prompts * workload.samples * (1 + workload.judge_calls)
+    if sequences > MOST_SEQUENCES:
+        raise UsageError(
+            f"workload: {workload.prompts} prompts x {workload.samples} samples with {workload.judge_calls} "
+            f"judge call(s) are {sequences} sequences a step; at most {MOST_SEQUENCES} are handled"
         )
     default = Publishing.INTERRUPT if staleness else Publishing.DRAIN
     return Recipe(
@@ -160,6 +183,63 @@ def check_fits(spec: RunSpec, cost: ClusterDurations) -> None:
                 f"{max(0, serving.kv_capacity_tokens)} context tokens fit beside the weights, the "
                 f"longest {role} sequence has {longest[role]}; use a wider replica"
             )
+
+
+def check_positions(group: ModelGroup) -> None:
+    """Real models read and write no further than the positions that they were made with."""
+    if group.real is None:
+        return
+    learning, prompt = group.learning, task.LONGEST_PROMPT
+    judged = prompt + learning.max_new_tokens + len(task.JUDGE_MARK)
+    for key, model, longest in (
+        ("max_new_tokens", group.real.policy, prompt + learning.max_new_tokens),
+        ("judge_max_new_tokens", group.real.judge, judged + learning.judge_max_new_tokens),
+    ):
+        limit = real_positions(model)
+        if longest > limit:
+            given = getattr(learning, key)
+            raise UsageError(
+                f"learning.{key}={given}: the longest sequence would have {longest} tokens, and {model} has "
+                f"{limit} positions; at most {given - (longest - limit)} fit"
+            )
+
+
+def check_in_time(spec: RunSpec, cost: ClusterDurations, layout: Layout, recipe: Recipe) -> None:
+    """A shift, a publish or a micro-batch that takes longer than its deadline counts as lost, every time."""
+    deadlines = Deadlines()
+    for role in Role:
+        devices = max(layout.width[role], layout.train_min if role is Role.TRAIN else 1)
+        shift_s = _slowest_shift_s(cost, role, devices)
+        if shift_s > deadlines.reply_s:
+            raise UsageError(
+                f"costs: a shift to {role} would take {shift_s:.0f} s, and one of more than "
+                f"{deadlines.reply_s:.0f} s counts as lost"
+            )
+    if cost.update_s() > deadlines.reply_s:
+        raise UsageError(
+            f"costs: loading a version would take {cost.update_s():.0f} s, and more than "
+            f"{deadlines.reply_s:.0f} s counts as lost"
+        )
+    per_mini = -(-recipe.prompts // recipe.mini_batches) * recipe.samples
+    samples, length = min(recipe.micro_batch_samples, per_mini), longest_context(spec)[Role.ROLLOUT]
+    smallest = min(layout.train_min, len(layout.devices))
+    micro_s = cost.training.micro_s(samples * length, samples * length * (length + 1) / 2, smallest)
+    if micro_s > deadlines.train_s:
+        raise UsageError(
+            f"workload.micro_batch_samples={recipe.micro_batch_samples}: a micro-batch of the longest "
+            f"sequences would take {micro_s:.0f} s on {smallest} device(s), and more than "
+            f"{deadlines.train_s:.0f} s counts as lost"
+        )
+
+
+def _slowest_shift_s(cost: ClusterDurations, role: Role, devices: int) -> float:
+    """Seconds of a shift between two places of a role, while all of a node copies."""
+    here, there = Placement(role, tuple(range(devices))), Placement(role, tuple(range(devices, 2 * devices)))
+    shift, total = Shift(0, (here,), (there,), How.MIGRATE), 0.0
+    for step in (Step.PARK, Step.RELEASE, Step.LOAD, Step.WARM, Step.READY):
+        seconds, moved = cost.phase(step, shift)
+        total += seconds + cost.copy_s(moved, cost.gpus_per_node)
+    return total
 
 
 def draw_losses(spec: RunSpec, layout: Layout) -> tuple[Fault, ...]:

@@ -25,7 +25,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from harness.compare import METRICS, Contrast, compare
-from harness.errors import BenchError, UsageError, unknown
+from harness.errors import BenchError, InvalidRun, UsageError, unknown
 from harness.record import RunDirectory
 from harness.stats import FEWEST_FOR_A_VERDICT, Effect, Verdict, compare_paired
 from harness.store import Recorded
@@ -155,6 +155,8 @@ def judge(
             continue
         try:
             row = _tested(claim, suites[claim.suite], runs.get(claim.suite, {}))
+        except InvalidRun:
+            raise  # a file that is not what was sealed is no reason to leave a claim untested
         except BenchError as error:
             row = Row(claim, Found.NOT_TESTED, "", str(error))
         rows.append(replace(row, frozen_in=file.frozen_in, command=_command(claim.suite, root, path)))

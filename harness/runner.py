@@ -25,7 +25,7 @@ from harness.record import RUNS, RunDirectory, reserve
 from harness.sinks.wandb_ import Mirror
 from harness.spec import RunSpec, cores
 from harness.tally import Caps, Tally
-from systems.backends.base import ClusterUnfit
+from systems.backends.base import ClusterUnfit, NotFinite
 from systems.clock import NothingScheduled, begin_time, now_ns, run_live, run_virtual
 from systems.files import file_sha256
 from systems.pipeline import Pipeline
@@ -115,6 +115,8 @@ def ending_of(run: str, log: Path, error: BaseException | None) -> Ending:
         case NothingScheduled():
             found = InvalidRun(f"{run}: {cause}; the last event in {log} says where")
             return Ending("invalid", str(cause), found)
+        case NotFinite():
+            return Ending("invalid", str(cause), InvalidRun(f"{run}: {cause}; what was logged is in {log}"))
         case InvalidRun():
             return Ending("invalid", str(cause), cause)
         case ClusterUnfit():

@@ -12,12 +12,13 @@ Which devices do the work, when they change roles and what that costs is not vis
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable
 from statistics import fmean as mean
 from typing import Protocol, TypeVar
 
 from systems import lifecycle
-from systems.backends.base import TrainingWorker, TrainStats, WorkerLost
+from systems.backends.base import NotFinite, TrainingWorker, TrainStats, WorkerLost
 from systems.batching import Batch, canonical_batch
 from systems.clock import now_ns
 from systems.rewards import Outcome, Verdict, reward_of
@@ -141,7 +142,9 @@ class Pipeline:
         self.runtime.serving.submit(sample.judgements)
 
     def _hear_judge(self, sample: Sample) -> None:
-        if any(other.phase is not SequencePhase.DONE for other in sample.judgements):
+        """Score a sample once all its judgements are done. Several may end at one moment."""
+        done = all(judgement.phase is SequencePhase.DONE for judgement in sample.judgements)
+        if sample.phase is not SamplePhase.JUDGING or not done:
             return
         verdicts = [self.workload.verdict(judgement) for judgement in sample.judgements]
         sample.reward = reward_of(verdicts)
@@ -229,6 +232,7 @@ class Pipeline:
             for micro_batch in mini_batch:
                 await self._in_time(unit.accumulate(micro_batch))
             stats.append(await self._in_time(unit.step()))
+            check_finite(batch.version, stats[-1])
         return stats
 
     async def _in_time(self, request: Awaitable[T]) -> T:
@@ -249,3 +253,10 @@ class Pipeline:
         self._show_progress()
         self.runtime.serving.publish(self.version)
         self._published.set()
+
+
+def check_finite(step: int, stats: TrainStats) -> None:
+    """Weights that are not numbers any more would be published, served and trained on without a word."""
+    for name, value in stats.values.items():
+        if not math.isfinite(value):
+            raise NotFinite(f"training diverged in RL step {step + 1}: {name} is {value}")

@@ -1,11 +1,13 @@
 """Model groups: a policy, a judge, a cluster and a workload under one name, from `groups/*.toml`.
 
-Everything that `--set table.key=value` can change is a field here; unknown keys are errors.
+Everything that `--set table.key=value` can change is a field here; unknown keys are errors. Every number has
+a largest value, far above what anyone runs, so that a slip of the keyboard is refused.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -20,11 +22,15 @@ from systems.backends.sim.hardware import load_hardware
 from systems.types import Publishing
 
 HERE = Path(__file__).parent
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=1024)]
+Devices = Annotated[int, Field(ge=1, le=16_384)]
+Share = Annotated[int, Field(ge=0, le=16_384)]  # of the devices
+Running = Annotated[int, Field(ge=1, le=8192)]
+Samples = Annotated[int, Field(ge=1, le=16_384)]
 Tokens = Annotated[int, Field(ge=1, le=10_000_000)]
-NotNegativeCount = Annotated[int, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Factor = Annotated[float, Field(ge=1e-3, le=1e3, allow_inf_nan=False)]
+Positive = Annotated[float, Field(ge=1e-12, le=1e6, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 Sigma = Annotated[float, Field(ge=0, le=10)]
 MeanTokens = Annotated[float, Field(gt=0, le=1e7)]
 
@@ -46,35 +52,35 @@ class Pair(Table):
 class Cluster(Table):
     """Devices, and the template split among the roles (in devices)."""
 
-    gpus: Count
-    train: NotNegativeCount
-    rollout: NotNegativeCount
-    reward: NotNegativeCount
+    gpus: Devices
+    train: Share
+    rollout: Share
+    reward: Share
     hardware: str = "h20"
     gpus_per_node: Count = 8
-    max_running: Count = 256  # sequences a replica decodes together (vLLM allows up to 1024 on large devices)
+    max_running: Running = 256  # sequences a replica decodes together (vLLM: up to 1024 on large devices)
     token_scale: Count = 1
 
 
 class Costs(Table):
     """Factors on the cost model's coefficients, to see what hangs on them (`bench run --sensitivity`)."""
 
-    compute: Positive = 1.0  # arithmetic of kernels and training, in rate
-    memory: Positive = 1.0  # memory bandwidth
-    link: Positive = 1.0  # NVLink and PCIe bandwidth
-    host: Positive = 1.0  # what the engine adds to its kernels, in seconds
-    training: Positive = 1.0  # share of the peak that training reaches
-    shift: Positive = 1.0  # seconds of a shift's phases and of control
+    compute: Factor = 1.0  # arithmetic of kernels and training, in rate
+    memory: Factor = 1.0  # memory bandwidth
+    link: Factor = 1.0  # NVLink and PCIe bandwidth
+    host: Factor = 1.0  # what the engine adds to its kernels, in seconds
+    training: Factor = 1.0  # share of the peak that training reaches
+    shift: Factor = 1.0  # seconds of a shift's phases and of control
 
 
 class Workload(Table):
     """The RL step. Defaults are the paper's (source: artifact-template)."""
 
-    prompts: Count = 128
-    samples: Annotated[int, Field(ge=2)] = 16  # group-normalised advantages need two
-    mini_batches: Count = 4  # mini-batches of 32 prompts
-    micro_batch_samples: Count = 64
-    judge_calls: Count = 1
+    prompts: Samples = 128
+    samples: Annotated[int, Field(ge=2, le=1024)] = 16  # group-normalised advantages need two
+    mini_batches: Samples = 4  # mini-batches of 32 prompts
+    micro_batch_samples: Samples = 64
+    judge_calls: Annotated[int, Field(ge=1, le=64)] = 1
     publishing: Publishing | None = None  # default: interrupt, and drain at staleness 0
 
 
@@ -116,13 +122,13 @@ class Learning(Table):
 class Live(Table):
     """How live workers serve."""
 
-    max_running: Count = 64  # sequences a worker decodes together
+    max_running: Running = 64  # sequences a worker decodes together
 
 
 class Faults(Table):
     """Injected faults, drawn from the run's seed: how many, and within which time."""
 
-    losses: NotNegativeCount = 0
+    losses: Annotated[int, Field(ge=0, le=1024)] = 0
     within_s: Positive = 600.0
 
 
@@ -168,6 +174,13 @@ def group_names() -> list[str]:
 def load_group(name: str) -> ModelGroup:
     raw = tomllib.loads((HERE / "groups" / f"{name}.toml").read_text())
     return ModelGroup.model_validate({"name": name, **raw})
+
+
+@cache
+def real_positions(directory: str) -> int:
+    """Positions that a real model (a directory of this package) was made with."""
+    config: dict[str, int] = json.loads((HERE / directory / "config.json").read_text())
+    return config["max_position_embeddings"]
 
 
 def architecture(name: str) -> Architecture:

@@ -8,7 +8,7 @@ import click
 
 from harness.errors import unknown
 from harness.record import RUNS
-from harness.store import open_runs
+from harness.store import open_runs, unverified_note
 
 
 @click.command("export")
@@ -23,5 +23,8 @@ def command(run: str, form: str, out: Path, results: Path) -> None:
     if form not in FORMATS:
         raise unknown("format", form, FORMATS)
     (chosen,) = open_runs(results, [run])
+    chosen.directory.check()
     for path in export(chosen, form, out):
         click.echo(path)
+    for note in unverified_note([chosen]):
+        click.echo(note, err=True)

@@ -35,6 +35,10 @@ class ClusterUnfit(RuntimeError):
     """The backend cannot go on: a device cannot be had, or would be lost again in the same way."""
 
 
+class NotFinite(ArithmeticError):
+    """Training produced something that is not a finite number: what follows would mean nothing."""
+
+
 class Work(NamedTuple):
     """A sequence as a serving worker gets it. `tokens` is what was generated before, `length` of them."""
 

@@ -22,6 +22,7 @@ CHARACTERS = "_^=:#?.,|>+-;" + DIGITS + SOURCES + DESTS
 IDS = {character: index for index, character in enumerate(CHARACTERS)}
 PAD, STOP = IDS["_"], IDS["."]
 VOCAB = len(CHARACTERS)  # ids from here to the models' padded vocabulary are never drawn
+LONGEST_PROMPT = len("^G=:") + 2 * len(SOURCES)  # every node has an edge
 JUDGE_MARK = "|"  # separates the response from the critique in the judge's prompt
 
 MAX_HOPS = 20

@@ -11,10 +11,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Iterable, Sequence
 from typing import Any
 
-from systems.backends.base import TrainStats
+from systems.backends.base import NotFinite, TrainStats
 from systems.backends.live import wire
 from systems.backends.live.cluster import Limits, Worker
 from systems.backends.live.serving import POLICY
@@ -61,10 +62,13 @@ class LiveTrainer:
     async def step(self) -> TrainStats:
         parts = await self.gradients()
         self._gradients = []
+        for name, value in (item for part in parts for item in part.items()):
+            if value is None:  # JSON has no other way to say it
+                raise NotFinite(f"training diverged: {name} of a micro-batch is not a finite number")
         stats = await self._leader.ask("step", within_s=self._limit_s, parts=parts)
         for worker in self._workers[1:]:
             worker.tell("refresh")
-        return TrainStats(stats)
+        return TrainStats({name: math.nan if value is None else value for name, value in stats.items()})
 
     async def publish(self) -> int:
         store = self._store
