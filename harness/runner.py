@@ -33,6 +33,7 @@ from systems.policies import SYSTEMS
 from systems.runtime import Runtime
 from systems.types import EventSink, Kind
 
+SEAL_PATIENCE_S = 3.0  # a disk that is full for a moment may take the seal after all
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # signals that ask a run to end
 
 
@@ -148,12 +149,15 @@ def seal(
             ending = ending_of(directory.id, log.path, error)
     ended = {"reason": ending.reason} if ending.reason else {}
     wall_s = round(time.perf_counter() - began, 3)
-    try:
-        directory.seal(ending.status, **ended, wall_s=wall_s, events_sha256=file_sha256(log.path))
-    except OSError as error:
-        if ending.error is None:
-            ending = ending_of(directory.id, log.path, error)
-    return ending, summary
+    patience = time.monotonic() + SEAL_PATIENCE_S
+    while True:
+        try:
+            directory.seal(ending.status, **ended, wall_s=wall_s, events_sha256=file_sha256(log.path))
+            return ending, summary
+        except OSError as error:
+            if time.monotonic() > patience:  # it stays unsealed: whoever looks sees that it died
+                return (ending if ending.error else ending_of(directory.id, log.path, error)), summary
+        time.sleep(0.2)
 
 
 @contextmanager
