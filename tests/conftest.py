@@ -29,6 +29,15 @@ SMALL = (
 )
 
 
+SLOW_LIMIT_S = 1800  # a slow test that takes longer hangs
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_LIMIT_S))
+
+
 class MemoryLog:
     """An event sink that keeps events."""
 

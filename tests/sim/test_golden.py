@@ -1,7 +1,8 @@
 """Golden decision logs: what each system decides on fixed small runs, line by line.
 
 A change here is a change of behaviour: look at the difference, say why in the commit, and write the files
-again with `UPDATE_GOLDEN=1 pytest tests/sim/test_golden.py`.
+again with `UPDATE_GOLDEN=1 pytest tests/sim/test_golden.py`. That fails, because what writes its own answer
+tests nothing: run it again without.
 """
 
 import os
@@ -44,6 +45,9 @@ def test_decisions_are_those_that_were_reviewed(system: str, model: str) -> None
     path = GOLDEN / f"{system}-{model}.txt"
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_text(decisions(log))
+        pytest.fail(
+            f"{path.name} was written anew: look at the difference, and run again without UPDATE_GOLDEN"
+        )
     assert decisions(log) == path.read_text()
 
 

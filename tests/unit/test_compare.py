@@ -130,6 +130,14 @@ def test_simulated_against_measured_is_refused(runs: list[Recorded]) -> None:
     assert (sides["baseline"]["kind"], sides["contender"]["kind"]) == ("simulated", "measured")
 
 
+def test_sides_that_are_mixed_in_themselves_are_refused(runs: list[Recorded]) -> None:
+    """Both are "measured and simulated", so they are equal, and still no comparison."""
+    mixed = [as_measured(one) if one.seed % 2 else one for one in runs]
+    both = "measured and simulated"
+    with pytest.raises(UsageError, match=f"colocated is {both}, pivot is {both}"):
+        compare(mixed, ["colocated", "pivot"])
+
+
 def as_measured(run: Recorded) -> Recorded:
     manifest = {**run.directory.manifest, "kind": "measured"}
     return replace(run, directory=replace(run.directory, manifest=manifest), given=run.summary)
@@ -166,8 +174,48 @@ def test_unequal_staleness_is_refused_unless_allowed(runs: list[Recorded]) -> No
     ]
     with pytest.raises(UsageError, match=r"pivot realised a staleness of 1.00, colocated one of 0.00"):
         compare(stale, ["colocated", "pivot"])
+    with pytest.raises(UsageError, match=r"colocated realised a staleness of 0.00, pivot one of 1.00"):
+        compare(stale, ["pivot", "colocated"])
     found = only(compare(stale, ["colocated", "pivot"], allow=frozenset({"staleness"})))
     assert any("asynchrony is in it" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(("mean", "refused"), [(0.1, False), (0.11, True)])
+def test_realised_staleness_may_differ_by_a_tenth(runs: list[Recorded], mean: float, refused: bool) -> None:
+    stale = [
+        replace(one, given={**one.summary, "realised_staleness": {"mean": mean, "max": 1}})
+        if one.spec["system"] == "pivot"
+        else one
+        for one in runs
+    ]
+    if refused:
+        with pytest.raises(UsageError, match="asynchrony"):
+            compare(stale, ["colocated", "pivot"])
+    else:
+        assert only(compare(stale, ["colocated", "pivot"])).effect.n == 10
+
+
+def test_unequal_bounds_are_refused_even_if_the_same_was_realised(runs: list[Recorded]) -> None:
+    bound = [with_spec(one, staleness=2) if one.spec["system"] == "pivot" else one for one in runs]
+    with pytest.raises(UsageError, match=r"\(bounds 2, 0\)"):
+        compare(bound, ["colocated", "pivot"])
+    assert only(compare(bound, ["colocated", "pivot"], allow=frozenset({"staleness"}))).effect.n == 10
+
+
+def with_spec(run: Recorded, **fields: Any) -> Recorded:
+    manifest = run.directory.manifest
+    changed = {**manifest, "spec": {**manifest["spec"], **fields}}
+    return replace(run, directory=replace(run.directory, manifest=changed), given=run.summary)
+
+
+def test_too_few_pairs_say_that_no_verdict_was_possible(runs: list[Recorded]) -> None:
+    few = [one for one in sped_up(runs, 1.5) if one.seed < 5]
+    found = only(compare(few, ["colocated", "pivot"]))
+    assert found.effect.verdict is Verdict.INCONCLUSIVE
+    assert any("no verdict was possible: with 5 pairs" in note for note in found.notes)
+    enough = only(compare([one for one in sped_up(runs, 1.5) if one.seed < 6], ["colocated", "pivot"]))
+    assert enough.effect.verdict is Verdict.FASTER
+    assert not any("no verdict" in note for note in enough.notes)
 
 
 def test_other_workloads_are_refused_with_what_differs(runs: list[Recorded], tmp_path: Path) -> None:
@@ -217,7 +265,20 @@ def test_conditions(runs: list[Recorded]) -> None:
     assert condition("throughput<-5%").holds(slower)
     assert not condition("throughput<-15%").holds(slower)
     assert condition(" throughput > -20 %").holds(slower)
-    for text in ("throughput", "throughput<5", "thruput<5%"):
+    assert condition("throughput.high<-5%").holds(slower)
+    assert slower.effect.low < 0.9 < slower.effect.high
+    between = 100 * ((slower.effect.ratio + slower.effect.high) / 2 - 1)
+    assert condition(f"throughput<{between:.3f}%").holds(slower)
+    assert not condition(f"throughput.high<{between:.3f}%").holds(slower)
+    assert condition(f"throughput.low<{between:.3f}%").holds(slower)
+    said = condition("throughput<-5%").said(slower)
+    assert "95 % interval" in said
+    assert "the condition is of the point estimate" in said
+    assert "of the interval's high end" in condition("throughput.high<-5%").said(slower)
+    single = only(compare(runs, ["colocated,seed=1", "pivot,seed=1"]))
+    with pytest.raises(UsageError, match="1 pair has no interval"):
+        condition("throughput.high<-5%").holds(single)
+    for text in ("throughput", "throughput<5", "thruput<5%", "throughput.middle<5%"):
         with pytest.raises(UsageError):
             condition(text)
 
@@ -322,6 +383,18 @@ def test_the_shipped_claims_can_be_judged(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------- store
+
+
+@pytest.mark.parametrize("missing", ["DONE", None])
+def test_a_cell_is_done_once_its_run_is_marked_so(root: Path, missing: str | None, tmp_path: Path) -> None:
+    """A manifest says "complete" a moment before the mark is there: a run that was killed between is not."""
+    file = read_claims(claims_of(tmp_path, 1.8, 2.0))
+    copied = tmp_path / "other"
+    shutil.copytree(root, copied)
+    if missing:
+        next(copied.glob(f"*colocated*/{missing}")).unlink()
+    (found,) = runs_of(file, copied).values()
+    assert len(found) == (19 if missing else 20)
 
 
 def test_summaries_of_an_older_schema_are_migrated(runs: list[Recorded]) -> None:

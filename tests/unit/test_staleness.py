@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from systems.lifecycle import IllegalTransition
 from systems.staleness import Admission, StalenessViolated
 from systems.types import Group, Prompt, Publishing, Recipe, Role, Sample, Segment, Sequence
 
@@ -78,6 +79,66 @@ def test_a_younger_group_does_not_overtake_an_older_version() -> None:
     admission.admit(young)
     admission.score(young)
     assert not admission.ready()
+
+
+def test_staleness_counts_from_the_oldest_token_not_from_admission() -> None:
+    """A group admitted long ago whose first token is young is within the bound, and the other way round."""
+    young, old = group(0, 0), group(0, 2)
+    for one, version in ((young, 1), (old, 0)):
+        for sample in one.samples:
+            assert sample.response is not None
+            sample.response.segments = [Segment(version, 0, 1), Segment(2, 1, 2)]
+    admission = Admission(recipe(1, 1))
+    admission.admit(young)
+    admission.score(young)
+    assert admission.take(2) == [young]
+    admission = Admission(recipe(1, 1))
+    admission.admit(old)
+    admission.score(old)
+    with pytest.raises(StalenessViolated, match="begun at version 0 and is consumed at 2"):
+        admission.take(2)
+
+
+def test_a_group_is_scored_once_and_only_when_admitted() -> None:
+    admission = Admission(recipe(2, 0))
+    with pytest.raises(IllegalTransition, match="group 0 was scored but is not admitted"):
+        admission.score(group(0, 0))
+    one = group(0, 0)
+    admission.admit(one)
+    admission.admit(group(1, 0))
+    admission.score(one)
+    with pytest.raises(IllegalTransition, match="group 0 was scored twice"):
+        admission.score(one)
+    assert not admission.ready(), "one group scored twice is not a batch of two"
+    with pytest.raises(IllegalTransition, match="before it was ready"):
+        admission.take(0)
+
+
+def test_what_is_coming_is_batches_of_admitted_groups_most_complete_first() -> None:
+    admission = Admission(recipe(2, 1))
+    groups = [group(index, index // 2) for index in range(4)]
+    for one, (rolling, judging) in zip(groups, [(2, 0), (0, 1), (1, 1), (0, 2)], strict=True):
+        one.rolling, one.judging = rolling, judging
+        admission.admit(one)
+    assert [[g.id for g in batch] for batch in admission.coming()] == [[1, 0], [3, 2]]
+    admission.score(groups[0])
+    admission.score(groups[1])
+    admission.take(0)
+    assert [[g.id for g in batch] for batch in admission.coming()] == [[3, 2]]
+
+
+@pytest.mark.parametrize(
+    ("oldest", "version", "within"), [(0, 0, True), (0, 1, True), (0, 2, False), (2, 1, False)]
+)
+def test_the_bound_is_inclusive_and_nothing_is_from_the_future(
+    oldest: int, version: int, within: bool
+) -> None:
+    admission = Admission(recipe(1, 1))
+    if within:
+        admission.check(oldest, version, sample_id=7)
+    else:
+        with pytest.raises(StalenessViolated, match="sample 7"):
+            admission.check(oldest, version, sample_id=7)
 
 
 def test_a_sample_beyond_the_bound_raises() -> None:

@@ -8,8 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
-from harness.stats import Verdict, compare_independent, compare_paired
+from harness.stats import (
+    FEWEST_FOR_A_VERDICT,
+    RESAMPLES,
+    Verdict,
+    compare_independent,
+    compare_paired,
+)
 
 TRIALS = 100
 
@@ -34,6 +41,56 @@ def false_verdicts(n: int, paired: bool, spread: float = 0.05) -> int:
 @pytest.mark.parametrize("n", [6, 10])
 def test_two_halves_of_the_same_runs_are_rarely_told_apart(n: int, paired: bool) -> None:
     assert false_verdicts(n, paired) <= 0.07 * TRIALS
+
+
+def test_the_interval_is_bias_corrected() -> None:
+    """A lopsided sample: SciPy's BCa interval on the same draws, which is not the plain percentile one."""
+    ratios = [1.0, 1.01, 1.02, 1.02, 1.03, 1.03, 1.04, 1.9]
+    effect = compare_paired(dict.fromkeys(range(8), 1.0), dict(enumerate(ratios)))
+    expected = {}
+    for method in ("BCa", "percentile"):
+        found = stats.bootstrap(
+            (np.log(ratios),), np.mean, n_resamples=RESAMPLES, method=method, rng=np.random.default_rng(0),
+            confidence_level=0.95,
+        ).confidence_interval  # fmt: skip
+        expected[method] = (math.exp(found.low), math.exp(found.high))
+    assert (effect.low, effect.high) == pytest.approx(expected["BCa"])
+    assert abs(expected["BCa"][1] - expected["percentile"][1]) > 0.01
+
+
+def test_a_verdict_needs_the_interval_and_the_rank_test() -> None:
+    """Each of the two alone says nothing: a rank test can be sure of a mean that is not, and the reverse."""
+    ranks_only = [1.01] * 9 + [0.5]  # nearly all above 1, and the mean below
+    effect = compare_paired(dict.fromkeys(range(10), 1.0), dict(enumerate(ranks_only)))
+    assert effect.low < 1 < effect.high or effect.high < 1
+    steady = [1.001 + 0.0001 * i for i in range(12)] + [0.98]
+    effect = compare_paired(dict.fromkeys(range(13), 1.0), dict(enumerate(steady)))
+    assert effect.p is not None
+    assert effect.p < 0.05
+    assert effect.low < 1 < effect.high
+    assert effect.verdict is Verdict.INCONCLUSIVE
+    interval_only = compare_paired(dict.fromkeys(range(5), 1.0), {s: 2.0 + 0.01 * s for s in range(5)})
+    assert interval_only.low > 1
+    assert interval_only.verdict is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_fewest_for_a_verdict_is_where_a_rank_test_first_can(paired: bool) -> None:
+    """As far apart as can be, with one run fewer there is no verdict."""
+    least = FEWEST_FOR_A_VERDICT[paired]
+    for n in (least - 1, least):
+        low, high = [1.0 + 0.001 * i for i in range(n)], [9.0 + 0.01 * i for i in range(n)]
+        if paired:
+            effect = compare_paired(dict(enumerate(low)), dict(enumerate(high)))
+        else:
+            effect = compare_independent(low, high)
+        assert effect.n == n
+        assert (effect.verdict is Verdict.FASTER) == (n == least)
+
+
+def test_pairs_of_other_seeds_are_refused() -> None:
+    with pytest.raises(ValueError, match="the same seeds"):
+        compare_paired({1: 1.0, 2: 1.0}, {1: 1.0, 3: 1.0})
 
 
 def test_five_pairs_can_prove_nothing() -> None:
