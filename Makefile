@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: run test slow lint bench models clean
+.PHONY: run test slow lint bench mutants models clean
 
 run: $(VENV)/.ready            ## a real run on tiny-dense, then moe-30b simulated
 	$(BIN)/bench run --system pivot --model tiny-dense
@@ -24,6 +24,10 @@ lint: $(VENV)/.ready           ## style, types, and the direction of imports
 
 bench: $(VENV)/.ready          ## timings; they decide no test
 	$(BIN)/python -m pytest tests/bench --benchmark-only -m ""
+
+mutants: $(VENV)/.ready        ## do the tests notice 500 small faults? takes an hour; goes on where it stopped
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[live,dev,mutants]'
+	$(BIN)/python -m tests.mutation | tee results/mutants.json
 
 models: $(VENV)/.ready         ## make the shipped tiny models again, from seeds
 	$(BIN)/python -m workloads.hops.make_models | tee workloads/hops/models/EVIDENCE.txt

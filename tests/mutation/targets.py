@@ -1,0 +1,45 @@
+"""What is mutated, which tests must notice, and what is left out and why."""
+
+from __future__ import annotations
+
+SEED = 20261201  # of the draw
+DRAWN = 500
+LIMIT_S = 300.0  # of all tests of one mutant: several times what the slowest list takes
+
+# Tests run in this order until one fails: those written for a module first, whole runs last.
+RUNS = ("tests/sim/test_golden.py", "tests/sim/test_runtime.py", "tests/sim/test_faults.py")
+SERVING = ("tests/unit/test_serving.py", *RUNS)
+STUDIES = ("tests/unit/test_stats.py", "tests/unit/test_compare.py", "tests/figures/test_figures.py")
+TARGETS: dict[str, tuple[str, ...]] = {
+    "systems/pipeline.py": (*RUNS, "tests/unit/test_settings.py", "tests/live/test_cut_off.py"),
+    "systems/runtime.py": SERVING,
+    "systems/serving.py": SERVING,
+    "systems/scheduler.py": ("tests/unit/test_scheduler.py", *RUNS),
+    "systems/reconcile.py": ("tests/unit/test_reconcile.py", *RUNS),
+    "systems/lifecycle.py": ("tests/unit/test_lifecycle.py", *SERVING),
+    "systems/staleness.py": ("tests/unit/test_staleness.py", *RUNS),
+    "systems/batching.py": ("tests/unit/test_batching.py", *RUNS, "tests/contract/test_backend.py"),
+    "systems/rewards.py": ("tests/unit/test_hops.py", "tests/live/test_cut_off.py"),
+    "systems/layouts.py": ("tests/unit/test_reconcile.py", *RUNS),
+    "systems/planner.py": RUNS,
+    "systems/policies/colocated.py": RUNS,
+    "systems/policies/disaggregated.py": RUNS,
+    "systems/policies/pivot.py": RUNS,
+    "harness/stats.py": STUDIES,
+    "harness/comparable.py": ("tests/unit/test_compare.py", "tests/figures/test_figures.py"),
+    "harness/compare.py": ("tests/unit/test_compare.py", "tests/cli/test_sweep.py"),
+    "harness/claims.py": ("tests/unit/test_compare.py", "tests/cli/test_sweep.py"),
+    "harness/tally.py": ("tests/unit/test_tally.py", "tests/figures/test_figures.py"),
+    "harness/sweep.py": ("tests/unit/test_compare.py", "tests/cli/test_sweep.py"),
+    "harness/record.py": ("tests/unit/test_log.py", "tests/cli/test_cli.py", "tests/cli/test_endings.py"),
+    "harness/log.py": ("tests/unit/test_log.py", "tests/cli/test_cli.py"),
+}  # fmt: skip
+
+# Places where a mutant cannot change what the program does, so that no test could notice.
+EXCLUDED = {
+    "annotation": "annotations are not evaluated (`from __future__ import annotations`)",
+    "dataclass option": "`frozen`, `slots` and `order` keep a programmer from a mistake and change no result",
+    "type checking": "the block is for the type checker only",
+    "protocol": "the bodies of a protocol's methods are never run",
+    "cache": "without `@cache` or `@cached_property` the same value is computed again",
+}
