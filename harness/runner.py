@@ -55,9 +55,10 @@ def run(
     measured = spec.kind is Kind.MEASURED  # then the mirror waits: it would need the cores that are measured
 
     def after_step(tally: Tally) -> None:
-        stepped(tally)
-        if not measured:
-            mirror.step(tally.steps[-1])
+        with harmlessly():
+            stepped(tally)
+            if not measured:
+                mirror.step(tally.steps[-1])
 
     tally = Tally(after_step, caps=caps_of(spec))
     path = reserve(root, spec)
@@ -66,11 +67,12 @@ def run(
     began = time.perf_counter()
     error: BaseException | None = None
     try:
-        started(directory)
         facts = header(spec, parts)
         log.emit("run.began", 0, **facts)
-        if not measured:
-            mirror.begin(directory.id, directory.path, facts)
+        with harmlessly():
+            started(directory)
+            if not measured:
+                mirror.begin(directory.id, directory.path, facts)
         with rarely_collected():
             (run_live if measured else run_virtual)(drive(spec, parts, log))
         weights = parts.learned.weights_sha256() if parts.learned else None
@@ -158,6 +160,13 @@ def seal(
             if time.monotonic() > patience:  # it stays unsealed: whoever looks sees that it died
                 return (ending if ending.error else ending_of(directory.id, log.path, error)), summary
         time.sleep(0.2)
+
+
+@contextmanager
+def harmlessly() -> Iterator[None]:
+    """What shows a run to people must not end it: an error in there is nobody's result."""
+    with contextlib.suppress(Exception):
+        yield
 
 
 @contextmanager

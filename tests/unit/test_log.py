@@ -6,6 +6,8 @@ import errno
 import fcntl
 import hashlib
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -180,6 +182,50 @@ def test_what_fails_at_the_end_is_sealed_as_well(
     (manifest,) = filter(None, map(read_manifest, tmp_path.glob("*/manifest.json")))
     assert manifest["status"] == "failed"
     assert manifest["reason"].startswith("OSError: [Errno 28]")
+
+
+def test_reporting_that_fails_does_not_end_a_run(tmp_path: Path) -> None:
+    def broken(_: Any) -> None:
+        raise UnicodeError("nobody can print that")
+
+    result = run(small_spec(steps=2), tmp_path, started=broken, stepped=broken)
+    assert result.directory.status == "complete"
+
+
+WITHOUT_ASSERTS = """
+from harness.stats import compare_paired
+from systems.lifecycle import IllegalTransition
+from systems.staleness import Admission
+from tests.unit.test_staleness import group, recipe
+assert False, "this is not -O"
+admission, found = Admission(recipe(2, 0)), []
+for wrong in (
+    lambda: admission.score(group(0, 0)), lambda: admission.take(0),
+    lambda: compare_paired({1: 1.0}, {2: 1.0}),
+):
+    try:
+        wrong()
+    except (IllegalTransition, ValueError) as error:
+        found.append(type(error).__name__)
+one = group(0, 0)
+admission.admit(one)
+admission.score(one)
+try:
+    admission.score(one)
+except IllegalTransition as error:
+    found.append("twice")
+print(*found)
+"""
+
+
+def test_what_protects_a_result_holds_without_asserts() -> None:
+    done = subprocess.run(
+        [sys.executable, "-O", "-c", WITHOUT_ASSERTS], capture_output=True, text=True,
+        cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert done.stdout.split() == ["IllegalTransition", "IllegalTransition", "ValueError", "twice"], (
+        done.stderr
+    )
 
 
 # ------------------------------------------------------------------------------- seals
