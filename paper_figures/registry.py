@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 from matplotlib.figure import Figure
 
-from harness.store import Recorded
+from harness.results.tables import Recorded
 from paper_figures import shift_breakdown, throughput, timeline
 
 

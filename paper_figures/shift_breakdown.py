@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from harness.errors import UsageError
-from harness.store import Recorded, phases_table
+from harness.results.tables import Recorded, phases_table
 from paper_figures.side_by_side import bars, staleness_label
 from paper_figures.style import PHASE_COLOR, system_order
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from harness.comparable import Side, check_cores, check_staleness, differences
 from harness.errors import UsageError
-from harness.store import Recorded
+from harness.results.comparable import Side, check_cores, check_staleness, differences
+from harness.results.tables import Recorded
 
 FIGURES_ALLOW = ("staleness",)  # what `--allow` can name here: all else is never drawn together
 
@@ -15,8 +15,8 @@ FIGURES_ALLOW = ("staleness",)  # what `--allow` can name here: all else is neve
 def bars(runs: Sequence[Recorded], allow: frozenset[str]) -> dict[tuple[str, str], Side]:
     """Runs by (model group, system), each a bar of replicates. Raises `UsageError` for other runs.
 
-    The rule is that of comparisons (`harness/comparable.py`): one workload a model group, and equal staleness
-    unless that is allowed. Runs of one bar must share their bound as well: they are shown as one number.
+    The rule is that of comparisons (`harness/results/comparable.py`): one workload a model group, and equal
+    staleness unless that is allowed. Runs of one bar must share their bound: they are shown as one number.
     """
     check_cores([Side("these runs", tuple(runs))], frozenset())
     found: dict[tuple[str, str], list[Recorded]] = defaultdict(list)

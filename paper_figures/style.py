@@ -16,7 +16,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
 
-from systems.files import replace_file
+from systems.machine.files import replace_file
 
 PALETTE = sns.color_palette("colorblind", 10).as_hex()
 

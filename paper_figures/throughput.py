@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from harness.store import Recorded, throughput_table
+from harness.results.tables import Recorded, throughput_table
 from paper_figures.side_by_side import bars, staleness_label
 from paper_figures.style import system_order, system_style
 

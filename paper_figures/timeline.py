@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from harness.errors import UsageError
-from harness.store import Recorded, intervals_table
+from harness.results.tables import Recorded, intervals_table
 from paper_figures.side_by_side import bars, staleness_label
 from paper_figures.style import SHARE_COLOR
 

@@ -18,7 +18,7 @@ from statistics import fmean as mean
 from typing import Protocol, TypeVar
 
 from systems import lifecycle
-from systems.backends.base import NotFinite, TrainingWorker, TrainStats, WorkerLost
+from systems.backends.base import TrainingWorker, WorkerLost
 from systems.batching import Batch, canonical_batch
 from systems.clock import now_ns
 from systems.rewards import Outcome, Verdict, reward_of
@@ -29,6 +29,7 @@ from systems.types import (
     Coming,
     EventSink,
     Group,
+    NotFinite,
     Prompt,
     Recipe,
     Role,
@@ -36,6 +37,7 @@ from systems.types import (
     SamplePhase,
     Sequence,
     SequencePhase,
+    TrainStats,
 )
 
 T = TypeVar("T")

@@ -286,6 +286,17 @@ class Recipe:
     publishing: Publishing
 
 
+@dataclass(frozen=True, slots=True)
+class TrainStats:
+    """What one optimizer step reports; empty where nothing real was computed."""
+
+    values: dict[str, float] = field(default_factory=dict)
+
+
+class NotFinite(ArithmeticError):
+    """Training produced something that is not a finite number: what follows would mean nothing."""
+
+
 # ------------------------------------------------------------------------------- what a policy is shown
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from harness.build import Parts, build
-from harness.runner import header
-from harness.spec import RunSpec, resolve
-from harness.tally import Tally
+from harness.results.summary import Tally
+from harness.runs.assemble import Parts, build
+from harness.runs.runner import header
+from harness.runs.spec import RunSpec, resolve
 from systems.backends.base import Backend
 from systems.clock import run_virtual
 from systems.pipeline import Pipeline

@@ -15,10 +15,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from systems.backends.sim.architecture import Architecture
-from systems.backends.sim.cost import HERE as COEFFICIENTS
-from systems.backends.sim.cost import ClusterCost, cluster_cost
-from systems.backends.sim.hardware import load_hardware
+from systems.costs.architecture import Architecture
+from systems.costs.cost import HERE as COEFFICIENTS
+from systems.costs.cost import ClusterCost, cluster_cost
+from systems.costs.hardware import load_hardware
 from systems.types import Publishing
 
 HERE = Path(__file__).parent

@@ -31,10 +31,6 @@ VERBS = {
 
 # A path that was given is not what it should be; anything else of the system's is not the user's mistake.
 ON_PATHS = (FileExistsError, FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
-ELSEWHERE = {  # verbs of other rooms; all others are in this package
-    "figures": "paper_figures.command",
-    "validate": "paper_figures.validation",
-}
 
 
 class _Lazy(click.Group):
@@ -46,8 +42,7 @@ class _Lazy(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        module = ELSEWHERE.get(cmd_name, f"harness.cli.{cmd_name}_")
-        command: click.Command = importlib.import_module(module).command
+        command: click.Command = importlib.import_module(f"harness.cli.{cmd_name}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -9,9 +9,9 @@ import rich.console
 import rich.progress
 
 from harness.cli.summary import cut_off_step
-from harness.record import RunDirectory
-from harness.spec import RunSpec, cores
-from harness.tally import Tally
+from harness.results.record import RunDirectory
+from harness.results.summary import Tally
+from harness.runs.spec import RunSpec, cores
 
 
 class Progress:

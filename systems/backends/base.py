@@ -16,11 +16,10 @@ lease has ended is recognised and dropped.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection
-from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from systems.batching import Batch, MicroBatch
-from systems.types import End, Kind, Lease, PhaseDone, Prompt, Role, Sequence, Shift
+from systems.types import End, Kind, Lease, PhaseDone, Prompt, Role, Sequence, Shift, TrainStats
 
 
 class WorkerLost(RuntimeError):
@@ -33,10 +32,6 @@ class WorkerLost(RuntimeError):
 
 class ClusterUnfit(RuntimeError):
     """The backend cannot go on: a device cannot be had, or would be lost again in the same way."""
-
-
-class NotFinite(ArithmeticError):
-    """Training produced something that is not a finite number: what follows would mean nothing."""
 
 
 class Work(NamedTuple):
@@ -85,13 +80,6 @@ class WorkerLoad(NamedTuple):
 
     sequences: int
     kv_tokens: float
-
-
-@dataclass(frozen=True, slots=True)
-class TrainStats:
-    """What one optimizer step reports; empty where nothing real was computed."""
-
-    values: dict[str, float] = field(default_factory=dict)
 
 
 class ServingWorker(Protocol):

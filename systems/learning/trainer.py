@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from systems.backends.base import TrainStats
 from systems.batching import Batch, MicroBatch, TrainSample
 from systems.learning.grpo import GrpoConfig, advantages, kl_penalty, token_loss
 from systems.model.qwen3 import Qwen3
 from systems.model.weights import to_standard
+from systems.types import TrainStats
 
 BIN_ROWS = 8  # rows a forward pass: few enough to pad little, enough to keep GEMMs busy
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from systems.files import replace_file
+from systems.machine.files import replace_file
 from systems.model.config import ModelConfig, ModelConfigError, config_json, load_config
 from systems.model.qwen3 import MoeFfn, Qwen3
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from systems.layouts import static_split
+from systems.policies.layouts import static_split
 from systems.types import Layout, Plan, View
 
 

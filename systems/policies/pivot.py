@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from systems.layouts import count, place_blocks, template_roles
-from systems.planner import balance, choose, rearrange, stuck
+from systems.policies.layouts import count, place_blocks, template_roles
+from systems.policies.planner import balance, choose, rearrange, stuck
 from systems.types import NS_PER_S, Layout, Plan, Role, View
 
 # Between changes of mind, in shifts, so that it means the same where a shift takes milliseconds. The template

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 import workloads
-from harness.real import learner_and_lengths
+from harness.runs.tiny_models import learner_and_lengths
 from systems.backends.base import Work
 from systems.batching import canonical_batch
 from systems.learning.grpo import GrpoConfig

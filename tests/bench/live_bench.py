@@ -29,13 +29,13 @@ from typing import Any
 
 import torch
 
-from harness.build import build
-from harness.calibrate import QUICK, calibrate
-from harness.real import PACKAGE, policy_sampler
-from harness.record import processor
-from harness.replay import replay
-from harness.runner import run
-from harness.spec import RunSpec, cores, resolve, with_gpus
+from harness.results.record import processor
+from harness.runs.assemble import build
+from harness.runs.measure_live import QUICK, calibrate
+from harness.runs.replay import replay
+from harness.runs.runner import run
+from harness.runs.spec import RunSpec, cores, resolve, with_gpus
+from harness.runs.tiny_models import PACKAGE, policy_sampler
 from systems.backends.live.store import ParameterStore, floats, layout_of
 from systems.backends.live.training import together
 from systems.clock import run_live

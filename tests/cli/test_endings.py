@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from harness.record import list_runs, read_manifest
+from harness.results.record import list_runs, read_manifest
 from tests.conftest import SMALL
 
 ROOT = Path(__file__).parents[2]

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from harness.cli import main
-from harness.record import list_runs
-from harness.suite import load_suite
-from harness.sweep import Forecast, interleaved, ledger
+from harness.results.record import list_runs
+from harness.studies.suite import load_suite
+from harness.studies.sweep import Forecast, interleaved, ledger
 from tests.conftest import SMALL
 
 ROOT = Path(__file__).parents[2]
@@ -313,7 +313,7 @@ def test_a_cell_that_dies_before_its_run_begins_is_on_record(tmp_path: Path) -> 
     (tmp_path / "study.toml").write_text(suite_of(1, systems='"colocated"'))
     (tmp_path / "sitecustomize.py").write_text(
         "import os, signal, sys\n"
-        "if 'harness.cell' in sys.orig_argv:\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "if 'harness.cli.cell' in sys.orig_argv:\n    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     env = {**environment(), "PYTHONPATH": f"{tmp_path}:{ROOT}"}
     command = [*BENCH, "sweep", "study.toml", "--quiet"]

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from harness.errors import UnfitError, UsageError
-from harness.runner import RunResult, run
-from harness.sinks import wandb_
-from harness.sinks.wandb_ import Mirror, chosen_mode, metrics
+from harness.results import wandb as wandb_
+from harness.results.wandb import Mirror, chosen_mode, metrics
+from harness.runs.runner import RunResult, run
 from tests.conftest import small_spec
 
 BLOCK = 1 << 15  # of the LevelDB log format

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.build import build
+from harness.runs.assemble import build
 from systems.backends.base import Finished, TokenChunk, WorkerLost, work_of
 from systems.batching import canonical_batch
 from systems.clock import WallClockLoop, now_ns, run_virtual

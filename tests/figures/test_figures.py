@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 
+from harness.cli.figures import command
 from harness.errors import BenchError, UsageError
-from harness.runner import RunResult, run
-from harness.store import Recorded, intervals_table, one_kind, open_runs, phases_table
-from harness.tally import SHARES
-from paper_figures.command import command
+from harness.results.summary import SHARES
+from harness.results.tables import Recorded, intervals_table, one_kind, open_runs, phases_table
+from harness.runs.runner import RunResult, run
 from paper_figures.registry import FIGURES
 from paper_figures.style import label_kind, save, system_style, theme
 from systems.policies import SYSTEMS

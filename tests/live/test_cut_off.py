@@ -8,11 +8,11 @@ import pytest
 
 from harness.cli.summary import cut_off_lines, cut_off_step
 from harness.errors import InvalidRun
-from harness.record import list_runs
-from harness.runner import RunResult, recompute, run
-from harness.sinks.wandb_ import metrics
-from harness.spec import resolve
-from harness.tally import CUT_OFF, WORTH_A_WARNING, warnings_of
+from harness.results.record import list_runs
+from harness.results.summary import CUT_OFF, WORTH_A_WARNING, warnings_of
+from harness.results.wandb import metrics
+from harness.runs.runner import RunResult, recompute, run
+from harness.runs.spec import resolve
 
 QUICK = ("workload.prompts=4", "learning.max_new_tokens=48")
 

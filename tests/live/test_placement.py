@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from harness.build import build
-from harness.runner import drive, header
-from harness.spec import resolve
-from harness.tally import Tally
+from harness.results.summary import Tally
+from harness.runs.assemble import build
+from harness.runs.runner import drive, header
+from harness.runs.spec import resolve
 from systems.clock import run_virtual
 from tests.conftest import MemoryLog
 

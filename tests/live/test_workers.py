@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from harness.build import build
 from harness.errors import UnfitError
-from harness.runner import drive, header, run
-from harness.spec import RunSpec, resolve
-from harness.tally import Tally
+from harness.results.summary import Tally
+from harness.runs.assemble import build
+from harness.runs.runner import drive, header, run
+from harness.runs.spec import RunSpec, resolve
 from systems.clock import run_live, run_virtual
 from systems.policies import SYSTEMS
 from tests.conftest import MemoryLog
@@ -176,7 +176,7 @@ def unfit(
         return LocalCluster(devices, limits, **({"python": python} if python else {}))
 
     monkeypatch.setattr(cluster.Worker, "__init__", noted)
-    monkeypatch.setattr("harness.real.LocalCluster", made)
+    monkeypatch.setattr("harness.runs.tiny_models.LocalCluster", made)
 
     def began(_: Any) -> None:
         if disturb is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from systems.backends.sim.replica import BLOCK, Bounds, Costs
+from systems.costs.durations import BLOCK, Bounds, Costs
 
 
 @dataclass

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from harness.errors import UsageError
-from harness.record import RunDirectory
-from harness.replay import replay
-from harness.runner import run
+from harness.results.record import RunDirectory
+from harness.runs.replay import replay
+from harness.runs.runner import run
 from systems.policies import SYSTEMS
 from systems.policies.pivot import Pivot
 from systems.types import How, Plan

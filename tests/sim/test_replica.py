@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from systems.backends.sim.replica import BLOCK, Arrival, Bounds, Costs, Replica
+from systems.backends.sim.replica import Arrival, Replica
+from systems.costs.durations import BLOCK, Bounds, Costs
 from systems.policies import SYSTEMS
 from tests.conftest import simulate, small_spec
 from tests.sim.reference_replica import Reference

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.build import Parts, build
+from harness.runs.assemble import Parts, build
 from systems.backends.base import TrainingWorker, WorkerLost
 from systems.clock import now_ns, run_virtual
 from systems.pipeline import Pipeline

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from harness.coefficients import fit_all, write
+from harness.cli.validate import command
 from harness.errors import UsageError
-from harness.fitting import fit_kernel, kernel_tables, read_rows
-from harness.replays import RUNS, latency_errors, makespan_error, read_run, simulate
-from paper_figures.validation import command
-from systems.backends.sim import kernels as shipped
-from systems.backends.sim.forward import engines
-from systems.backends.sim.hardware import load_hardware
+from harness.fit.coefficients import fit_all, write
+from harness.fit.kernels import fit_kernel, kernel_tables, read_rows
+from harness.fit.served_runs import RUNS, latency_errors, makespan_error, read_run, simulate
+from systems.costs import kernels as shipped
+from systems.costs.forward import engines
+from systems.costs.hardware import load_hardware
 from workloads.groups import architecture
 
 DATA = Path(os.environ.get("PIVOT_BENCH_DATA", Path(__file__).parents[3] / "shared" / "data"))

@@ -56,7 +56,7 @@ def test_help_loads_nothing_heavy() -> None:
 
 
 def test_simulation_loads_no_torch() -> None:
-    code = "import sys, harness.runner, harness.build; print('torch' in sys.modules)"
+    code = "import sys, harness.runs.runner, harness.runs.assemble; print('torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert result.stdout.strip() == "False", result.stderr
 

@@ -1,6 +1,6 @@
 import pytest
 
-from systems.bounds import Floor, SampleWork, ServingFloor, lower_bound_s
+from systems.costs.bounds import Floor, SampleWork, ServingFloor, lower_bound_s
 from systems.types import Role
 
 ROLLOUT = ServingFloor(token_device_s=0.1, kv_device_s=0.001, token_s=1.0, kv_s=0.01)

@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.calibration import SHIPPED, load_calibration, save_calibration
 from harness.errors import UsageError
-from systems.backends.sim.fitted import FittedTraining
+from harness.runs.live_costs import SHIPPED, load_calibration, save_calibration
+from systems.costs.fitted import FittedTraining
 from systems.types import How, Placement, Role, Shift, Step
 from workloads.groups import load_group
 
 pytest.importorskip("torch")
 
-from harness.calibrate import fit_serving, fit_training
+from harness.runs.measure_live import fit_serving, fit_training
 
 STEP, ROW, KV, READ, TOKEN = 1.2e-3, 4e-5, 3e-7, 5e-3, 2.5e-5
 

@@ -14,15 +14,15 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from harness.claims import ClaimsFile, Found, judge, read_claims, runs_of
-from harness.compare import Contrast, compare, condition, describe, select
 from harness.errors import BenchError, UsageError
-from harness.export import export
-from harness.record import RunDirectory
-from harness.runner import run
-from harness.stats import Verdict
-from harness.store import Recorded, migrated, open_runs, read_summary
-from harness.tally import CUT_OFF
+from harness.results.export import export
+from harness.results.record import RunDirectory
+from harness.results.summary import CUT_OFF
+from harness.results.tables import Recorded, migrated, open_runs, read_summary
+from harness.runs.runner import run
+from harness.studies.claims import ClaimsFile, Found, judge, read_claims, runs_of
+from harness.studies.compare import Contrast, compare, condition, describe, select
+from harness.studies.stats import Verdict
 from tests.conftest import SMALL, small_spec
 
 SEEDS = range(10)

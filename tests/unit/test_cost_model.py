@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from systems.backends.sim.architecture import Architecture, ArchitectureError, distinct_experts, read_config
-from systems.backends.sim.forward import Forward, StepTables, engines
-from systems.backends.sim.hardware import Status, hardware_names, load_hardware, quantities
-from systems.backends.sim.kernels import coefficients, kernels_of, smooth
-from systems.backends.sim.memory import kv_blocks, train_devices
+from systems.costs.architecture import Architecture, ArchitectureError, distinct_experts, read_config
+from systems.costs.forward import Forward, StepTables, engines
+from systems.costs.hardware import Status, hardware_names, load_hardware, quantities
+from systems.costs.kernels import coefficients, kernels_of, smooth
+from systems.costs.memory import kv_blocks, train_devices
 from workloads.groups import architecture
 
 # Parameter counts, active counts and KV bytes a token of public models (their model cards and shapes).
@@ -186,7 +186,7 @@ def test_memory() -> None:
 def test_coefficients_say_how_far_off_they_are() -> None:
     import tomllib
 
-    from systems.backends.sim import kernels
+    from systems.costs import kernels
 
     raw = tomllib.loads((kernels.HERE / "kernels.toml").read_text())
     assert set(raw) == set(coefficients())

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections import Counter
 
-from harness.suite import load_suite
+from harness.studies.suite import load_suite
 from systems.policies import SYSTEMS
 from systems.types import SERVING
 from workloads.groups import costs_sha256, load_group, modelled

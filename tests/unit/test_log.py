@@ -18,22 +18,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.errors import BenchError, InvalidRun
-from harness.export import export
-from harness.log import EventLog, reading
-from harness.record import (
-    DIED,
-    RunDirectory,
-    code_sha256,
-    deciding_files,
-    files_sha256,
-    read_manifest,
-    reserve,
-)
-from harness.replay import replay
-from harness.runner import recompute, run
-from harness.store import Recorded, intervals_table, open_runs, phases_table, read_summary
-from harness.tally import Tally
-from systems.files import file_sha256, replace_file, write_all
+from harness.results.export import export
+from harness.results.log import EventLog, reading
+from harness.results.record import DIED, RunDirectory, read_manifest, reserve
+from harness.results.summary import Tally
+from harness.results.tables import Recorded, intervals_table, open_runs, phases_table, read_summary
+from harness.runs.code import code_sha256, deciding_files, files_sha256, reachable
+from harness.runs.replay import replay
+from harness.runs.runner import recompute, run
+from systems.machine.files import file_sha256, replace_file, write_all
 from tests.conftest import small_spec
 
 
@@ -85,7 +78,7 @@ def test_a_file_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pytes
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("systems.files.write_all", full)
+    monkeypatch.setattr("systems.machine.files.write_all", full)
     with pytest.raises(OSError, match="No space left") as error:
         replace_file(path, "new")
     assert error.value.filename == str(path)
@@ -175,7 +168,7 @@ def test_what_fails_at_the_end_is_sealed_as_well(
         raise OSError(errno.ENOSPC, "No space left on device", "summary.json")
 
     monkeypatch.setattr(
-        *((RunDirectory, what) if what == "write_summary" else ("harness.runner.check",)), full
+        *((RunDirectory, what) if what == "write_summary" else ("harness.runs.runner.check",)), full
     )
     with pytest.raises(OSError, match="No space left"):
         run(small_spec(steps=1), tmp_path)
@@ -193,7 +186,7 @@ def test_reporting_that_fails_does_not_end_a_run(tmp_path: Path) -> None:
 
 
 WITHOUT_ASSERTS = """
-from harness.stats import compare_paired
+from harness.studies.stats import compare_paired
 from systems.lifecycle import IllegalTransition
 from systems.staleness import Admission
 from tests.unit.test_staleness import group, recipe
@@ -360,9 +353,9 @@ def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
 
 def test_a_run_whose_process_is_gone_died(tmp_path: Path) -> None:
     spec = small_spec(steps=1)
-    path = reserve(tmp_path, spec)
+    path = reserve(tmp_path, spec.name)
     log = EventLog(path / "events.jsonl", lambda event: None)
-    directory = RunDirectory.begin(path, spec)
+    directory = RunDirectory.begin(path, spec.manifest(), code_sha256())
     assert (directory.status, directory.is_alive()) == ("running", True)
     assert "it is running" in str(directory.unverified)
     log.close()
@@ -374,7 +367,7 @@ def test_a_run_whose_process_is_gone_died(tmp_path: Path) -> None:
 
 def test_runs_of_one_second_do_not_share_a_directory(tmp_path: Path) -> None:
     spec = small_spec(steps=1)
-    paths = [reserve(tmp_path, spec) for _ in range(12)]
+    paths = [reserve(tmp_path, spec.name) for _ in range(12)]
     assert len(set(paths)) == 12
 
 
@@ -412,15 +405,28 @@ def test_the_digest_of_the_code_is_of_names_and_contents(tmp_path: Path) -> None
 
 
 def test_what_decides_a_number_is_hashed() -> None:
+    """Found by following imports, also those within functions and those of a worker process."""
     names = [name for name, _ in deciding_files()]
     assert names == sorted(set(names))
     for expected in (
         "systems/runtime.py", "systems/policies/pivot.py", "systems/backends/sim/replica.py",
-        "workloads/synthetic.py", "workloads/hops/models/dense/model.safetensors", "harness/runner.py",
-        "harness/tally.py", "harness/calibration.py",
+        "systems/backends/live/worker.py", "systems/backends/live/roles.py", "systems/model/engine.py",
+        "workloads/synthetic.py", "workloads/hops/models/dense/model.safetensors", "harness/runs/runner.py",
+        "harness/runs/tiny_models.py", "harness/runs/live_costs.py", "harness/runs/estimates.py",
+        "harness/results/summary.py", "systems/__init__.py",
     ):  # fmt: skip
         assert expected in names
+    for other in ("harness/studies/compare.py", "harness/cli/run.py", "harness/fit/kernels.py"):
+        assert other not in names, "it decides what is said of a run, not the run"
     assert code_sha256() == files_sha256(deciding_files())
+
+
+def test_imports_are_followed_through_names_and_functions() -> None:
+    found = reachable(["harness.cli.sweep"])
+    assert "harness.cli.cell" in found
+    assert "systems.backends.cosim.lengths" in found, "imported in a function of another module"
+    assert "systems.types.Role" not in found
+    assert all(path.suffix == ".py" for path in found.values())
 
 
 def test_a_manifest_says_what_ran(sealed: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from systems.layouts import place_blocks
+from systems.policies.layouts import place_blocks
 from systems.reconcile import reconcile
 from systems.types import Device, Layout, Placement, Plan, Role
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.build import build
+from harness.runs.assemble import build
 from systems import lifecycle
 from systems.backends.base import Finished, TokenChunk, Work, WorkerLoad, WorkerLost
 from systems.clock import now_ns, run_virtual

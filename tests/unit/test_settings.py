@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.build import build
 from harness.errors import BenchError, UsageError
-from harness.plan import plan
-from harness.runner import run
-from harness.spec import resolve
+from harness.runs.assemble import build
+from harness.runs.runner import run
+from harness.runs.spec import resolve
+from harness.studies.plan import plan
 from workloads.groups import ModelGroup, load_group
 
 TABLES = ("cluster", "costs", "workload", "lengths", "learning", "live", "faults")

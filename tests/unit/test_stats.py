@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from harness.stats import (
+from harness.studies.stats import (
     FEWEST_FOR_A_VERDICT,
     RESAMPLES,
     Verdict,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import UsageError
-from harness.suite import load_suite, suite_names
+from harness.studies.suite import load_suite, suite_names
 
 GOOD = """\
 about = "two systems"

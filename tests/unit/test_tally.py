@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.tally import Caps, Tally
+from harness.results.summary import Caps, Tally
 from systems.types import Role
 
 S = 1_000_000_000  # nanoseconds

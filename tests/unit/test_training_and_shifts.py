@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from harness.build import build
-from harness.shifts import PHASES, fit_shifts, held_out_shifts, quoted
-from systems.backends.sim import cost as shipped
-from systems.backends.sim.cost import ClusterCost, TrainingCost, forward_flops, seconds_a_flop
-from systems.backends.sim.hardware import load_hardware
-from systems.backends.sim.kernels import coefficients
+from harness.fit.shifts import PHASES, fit_shifts, held_out_shifts, quoted
+from harness.runs.assemble import build
 from systems.clock import now_ns, run_virtual
+from systems.costs import cost as shipped
+from systems.costs.cost import ClusterCost, TrainingCost, forward_flops, seconds_a_flop
+from systems.costs.hardware import load_hardware
+from systems.costs.kernels import coefficients
 from systems.types import NS_PER_S, How, Placement, Role, Shift
 from tests.conftest import small_spec
 from workloads.groups import architecture, load_group, modelled

@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 
 from harness.errors import UsageError
-from harness.plan import plan
-from harness.spec import resolve
+from harness.runs.spec import resolve
+from harness.studies.plan import plan
 from workloads.groups import Lengths
 from workloads.synthetic import SyntheticWorkload, length_priors
 from workloads.traces import TraceError, read_trace
@@ -136,7 +136,7 @@ def test_another_model_from_its_config(tmp_path: Path) -> None:
 
 
 def test_a_layout_that_does_not_divide_the_model_is_refused(tmp_path: Path) -> None:
-    from harness.build import build
+    from harness.runs.assemble import build
 
     path = write(tmp_path, "config.json", json.dumps(CONFIG))
     asked = spec(model="moe-30b", configs={"judge": path})

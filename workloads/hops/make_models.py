@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from systems.files import replace_file
+from systems.machine.files import replace_file
 from systems.model.config import ModelConfig
 from systems.model.engine import Engine, Request
 from systems.model.qwen3 import MoeFfn, Qwen3

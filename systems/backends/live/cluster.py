@@ -26,12 +26,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import IO, Any, cast
 
-from systems import processes
 from systems.backends.base import ClusterUnfit, WorkerLost
 from systems.backends.live import wire
+from systems.backends.live import worker as program
 from systems.backends.live.store import Segment
+from systems.machine import processes
 
-MODULE = "systems.backends.live.worker"
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")  # a worker
 
 
@@ -254,7 +254,7 @@ class LocalCluster:
         self.limits = limits or Limits()
         self.workers: dict[int, Worker] = {}
         self._devices = tuple(devices)
-        self._command = processes.command(MODULE, python)
+        self._command = processes.command(program.__name__, python)
         self._restarts = dict.fromkeys(self._devices, 0)
         self._timer: asyncio.TimerHandle | None = None
 

@@ -15,12 +15,12 @@ import math
 from collections.abc import Awaitable, Iterable, Sequence
 from typing import Any
 
-from systems.backends.base import NotFinite, TrainStats
 from systems.backends.live import wire
 from systems.backends.live.cluster import Limits, Worker
 from systems.backends.live.serving import POLICY
 from systems.backends.live.store import ParameterStore, Segment, floats
 from systems.batching import Batch, MicroBatch
+from systems.types import NotFinite, TrainStats
 
 STATE = "state"  # the name in the store of what a training step starts from
 

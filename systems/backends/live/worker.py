@@ -22,11 +22,11 @@ from typing import Any, NoReturn
 
 import torch
 
-from systems import processes
 from systems.backends.base import TokenChunk
 from systems.backends.live import wire
 from systems.backends.live.roles import Generation, Learning, ServingRole, TrainingRole, preload
 from systems.backends.live.store import Segment, floats, layout_from_json
+from systems.machine import processes
 
 OUT_OF_MEMORY = ("can't allocate memory", "annot allocate memory", "not enough memory", "bad_alloc")
 

@@ -10,11 +10,11 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 
-from systems.backends.sim.durations import ClusterDurations
 from systems.backends.sim.lengths import LengthSource
 from systems.backends.sim.lifeline import Lifeline
 from systems.backends.sim.serving import SimReplica
 from systems.backends.sim.training import Learner, SimTrainer
+from systems.costs.durations import ClusterDurations
 from systems.types import Kind, Lease, PhaseDone, Role, Shift, Step
 
 

@@ -28,30 +28,14 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-BLOCK = 16  # tokens of a KV block
+from systems.costs.durations import BLOCK, Bounds, Costs
+
 HALF_A_NANOSECOND = 0.5e-9
 SAME_MOMENT_S = 1e-9  # a clock of whole nanoseconds may be that late for a step boundary
-
-
-class Costs(NamedTuple):
-    """Durations of steps; `mixed_s` of (decoding, their KV tokens, new tokens, pairs, context, starting)."""
-
-    alpha_s: Callable[[int], float]
-    beta_s: Callable[[int], float]
-    mixed_s: Callable[[int, float, int, float, float, int], float]
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What an engine is configured with, and the blocks that its memory holds."""
-
-    max_running: int
-    token_budget: int
-    blocks: int
 
 
 class Arrival(NamedTuple):

@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
 
 from systems.backends.base import Finished, TokenChunk, Work, WorkerLoad, WorkerLost
-from systems.backends.sim.durations import ServingDurations
 from systems.backends.sim.lengths import LengthSource
 from systems.backends.sim.lifeline import Lifeline
 from systems.backends.sim.replica import Arrival, Replica
 from systems.clock import now_ns, to_ns
+from systems.costs.durations import ServingDurations
 from systems.mailbox import Mailbox
 from systems.types import NS_PER_S, Role
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from systems.backends.base import TrainStats
-from systems.backends.sim.durations import ClusterDurations
 from systems.backends.sim.lifeline import Lifeline
 from systems.batching import Batch, MicroBatch
+from systems.costs.durations import ClusterDurations
+from systems.types import TrainStats
 
 
 class Learner(Protocol):

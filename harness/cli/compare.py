@@ -1,0 +1,93 @@
+"""`bench compare`: is one faster than the other?"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from harness.errors import CheckFailed, UsageError
+from harness.results.comparable import ALLOWABLE
+from harness.results.record import RUNS
+from harness.results.tables import Recorded, open_runs
+from harness.studies.compare import FEW, METRICS, Contrast, compare_sides, condition, select
+from harness.studies.suite import load_suite
+
+
+@click.command("compare")
+@click.argument("selections", nargs=-1, required=True, metavar="BASELINE OTHER...")
+@click.option("--suite", help="Only runs of this suite's cells.")
+@click.option("--where", multiple=True, metavar="KEY=VALUE", help="Only runs with it; repeatable.")
+@click.option("--metric", default="throughput", show_default=True, metavar="|".join(METRICS))
+@click.option("--allow", multiple=True, metavar="|".join(ALLOWABLE), help="Compare in spite of it.")
+@click.option(
+    "--fail-on",
+    "conditions",
+    multiple=True,
+    metavar="METRIC[.low|.high]<PERCENT%",
+    help="Exit with 1 if it is so: of the point estimate, or of an end of the interval.",
+)
+@click.option("--results", type=click.Path(path_type=Path), default=RUNS, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="A JSON array on stdout, an object a comparison.")
+def command(
+    selections: tuple[str, ...], suite: str | None, where: tuple[str, ...], metric: str,
+    allow: tuple[str, ...], conditions: tuple[str, ...], results: Path, as_json: bool,
+) -> None:  # fmt: skip
+    """Compare OTHER... with BASELINE, seed by seed.
+
+    Each is a system, a run, or a selection: key=value with commas between, such as staleness=0. Behind a
+    folder and a colon ('old/runs:...') it is of the runs there. A ratio above 1 means that the other is
+    faster; the verdict needs a bootstrap interval over runs and a rank test to agree.
+    """
+    checks = [condition(text) for text in conditions]
+    variants = {cell.id: cell.variant for cell in load_suite(suite).cells} if suite is not None else None
+
+    def side(text: str) -> tuple[str, list[Recorded]]:
+        folder, colon, rest = text.rpartition(":")
+        runs = open_runs(Path(folder) if colon else results)
+        if variants is not None:
+            runs = [
+                replace(run, variant=variants[run.directory.manifest["cell"]])
+                for run in runs
+                if run.directory.manifest.get("cell") in variants
+            ]
+            if not runs:
+                raise UsageError(f"no complete run of a cell of '{suite}' in {folder or results}")
+        for wanted in where:
+            runs = select(runs, wanted)
+        return text, select(runs, rest) if rest else runs
+
+    sides = [side(text) for text in selections]
+    found = compare_sides(sides, metric, frozenset(allow))
+    click.echo(json.dumps([one.to_json() for one in found]) if as_json else render(found))
+    broken = []
+    for check in checks:
+        same = check.metric == metric
+        against = found if same else compare_sides(sides, check.metric, frozenset(allow))
+        broken += [check.said(one) for one in against if check.holds(one)]
+    if broken:
+        raise CheckFailed("; ".join(broken))
+
+
+def render(found: list[Contrast]) -> str:
+    """A paragraph a workload and a line a contender."""
+    lines: list[str] = []
+    for one in found:
+        effect = one.effect
+        p = "-" if effect.p is None else f"{effect.p:.3g}"
+        design = ("pair" if effect.n == 1 else "pairs") if effect.paired else "independent runs"
+        lines += [
+            f"{one.workload}",
+            f"  {one.contender.label} / {one.baseline.label}  {one.metric} ({one.kind})  "
+            f"{effect.ratio:.3f} x  [{effect.low:.3f}, {effect.high:.3f}]  p {p}  {effect.n} {design}  "
+            f"{effect.verdict}",
+            f"  realised staleness {one.contender.staleness:.2f} / {one.baseline.staleness:.2f}",
+        ]
+        if one.points and len(one.points) < FEW:
+            lines.append(
+                "  by seed  " + "  ".join(f"{seed}: {ratio:.3f}" for seed, ratio in one.points.items())
+            )
+        lines += [f"  note: {note}" for note in one.notes]
+    return "\n".join(lines)

@@ -1,0 +1,30 @@
+"""`bench export`: a run in another tool's format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from harness.errors import unknown
+from harness.results.record import RUNS
+from harness.results.tables import open_runs, unverified_note
+
+
+@click.command("export")
+@click.argument("run")
+@click.option("--format", "form", required=True, metavar="parquet|csv|perfetto")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("results/exports"), show_default=True)
+@click.option("--results", type=click.Path(path_type=Path), default=RUNS, show_default=True)
+def command(run: str, form: str, out: Path, results: Path) -> None:
+    """Write RUN as tables (steps, device intervals, shift phases, events) or a trace for ui.perfetto.dev."""
+    from harness.results.export import FORMATS, export
+
+    if form not in FORMATS:
+        raise unknown("format", form, FORMATS)
+    (chosen,) = open_runs(results, [run])
+    chosen.directory.check()
+    for path in export(chosen, form, out):
+        click.echo(path)
+    for note in unverified_note([chosen]):
+        click.echo(note, err=True)

@@ -1,0 +1,55 @@
+"""`bench figures`: draw figures from recorded runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from harness.errors import unknown
+from harness.results.comparable import check_names
+from harness.results.record import RUNS
+from harness.results.tables import one_kind, open_runs, unverified_note
+from paper_figures.side_by_side import FIGURES_ALLOW, mark
+
+
+@click.command("figures")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.option(
+    "--run", "runs", multiple=True, help="A run's id, path or part of its id; repeatable. Default: all."
+)
+@click.option("--kind", help="Only runs of this kind.")
+@click.option(
+    "--allow", multiple=True, metavar="|".join(FIGURES_ALLOW), help="Draw runs together in spite of it."
+)
+@click.option("--results", type=click.Path(path_type=Path), default=RUNS, show_default=True)
+@click.option("--out", type=click.Path(path_type=Path), default=Path("results/figures"), show_default=True)
+def command(
+    names: tuple[str, ...], runs: tuple[str, ...], kind: str | None, allow: tuple[str, ...], results: Path,
+    out: Path,
+) -> None:  # fmt: skip
+    """Draw NAME... (throughput, timeline, shift-breakdown) as PDF and PNG, with the CSV behind them.
+
+    Runs stand side by side as in a comparison: of one kind and workload, at equal staleness. The paper
+    compares systems at bounds of their own: --allow staleness draws that, and the picture says so.
+    """
+    from paper_figures.registry import FIGURES
+    from paper_figures.style import label_kind, save, theme
+
+    for name in names:
+        if name not in FIGURES:
+            raise unknown("figure", name, FIGURES)
+    allowed = check_names(allow, FIGURES_ALLOW)
+    chosen = open_runs(results, runs, kind)
+    label = str(one_kind(chosen))
+    for caveat in ("extrapolated", "oversubscribed"):
+        if any(run.summary.get(caveat) for run in chosen):
+            label += f", {caveat}"
+    label = "; ".join(filter(None, [label, mark(chosen), *unverified_note(chosen)]))
+    tables = {name: FIGURES[name].data(chosen, allowed) for name in names}  # all are refused, or none
+    theme()
+    for name, table in tables.items():
+        figure = FIGURES[name].draw(table)
+        label_kind(figure, label)
+        for path in save(figure, table, out, name):
+            click.echo(path)

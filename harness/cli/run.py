@@ -1,0 +1,93 @@
+"""`bench run`: one system, one model group, one seed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from harness.cli.progress import Progress
+from harness.cli.summary import render
+from harness.errors import UsageError
+from harness.results.record import RUNS
+from harness.results.wandb import MODES, Mirror, chosen_mode
+from harness.runs.runner import run
+from harness.runs.sensitivity import render_sensitivity, variants
+from harness.runs.spec import BACKENDS, RunSpec, resolve
+
+
+@click.command("run")
+@click.option("--system", required=True, help="Who decides where GPUs work; see 'bench list systems'.")
+@click.option("--model", required=True, help="Model group: a policy and a judge; see 'bench list models'.")
+@click.option(
+    "--backend", type=click.Choice(list(BACKENDS)), help="Default: cosim where weights are real, else sim."
+)
+@click.option("--steps", type=int, default=20, show_default=True, help="RL steps.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option(
+    "--staleness",
+    type=int,
+    help="Bound on policy versions between generation and training. Default: the system's own.",
+)
+@click.option("--gpus", type=int, help="Devices; the template split keeps its proportions.")
+@click.option(
+    "--set", "settings", multiple=True, metavar="TABLE.KEY=VALUE", help="Change one setting; repeatable."
+)
+@click.option(
+    "--policy-config", type=click.Path(path_type=Path), help="Another policy's config.json (Hugging Face)."
+)
+@click.option("--judge-config", type=click.Path(path_type=Path), help="Another judge's config.json.")
+@click.option(
+    "--trace", type=click.Path(path_type=Path), help="Response lengths from a CSV, Parquet or JSONL file."
+)
+@click.option(
+    "--sensitivity", is_flag=True, help="Also with each cost coefficient 20 % lower and higher (simulated)."
+)
+@click.option(
+    "--calibration",
+    type=click.Path(path_type=Path),
+    help="What live workers cost here, from 'bench calibrate --live'. Default: the project's own.",
+)
+@click.option(
+    "--wandb",
+    "wandb_mode",
+    metavar="|".join(MODES),
+    help="Mirror to W&B. Default: $WANDB_MODE, or offline if W&B is installed.",
+)
+@click.option(
+    "--results", type=click.Path(path_type=Path), default=RUNS, show_default=True, help="Where runs are kept."
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="One JSON object on stdout (schema: docs/results-format.md)."
+)
+@click.option("--quiet", is_flag=True, help="No progress.")
+def command(
+    system: str, model: str, backend: str | None, steps: int, seed: int, staleness: int | None,
+    gpus: int | None, settings: tuple[str, ...], policy_config: Path | None, judge_config: Path | None,
+    trace: Path | None, sensitivity: bool, calibration: Path | None, wandb_mode: str | None, results: Path,
+    as_json: bool, quiet: bool,
+) -> None:  # fmt: skip
+    """Run one system on one model group and record it."""
+    configs = {"policy": policy_config, "judge": judge_config}
+    spec = resolve(
+        system=system, model=model, backend=backend, steps=steps, seed=seed, staleness=staleness,
+        gpus=gpus, settings=settings, calibration=calibration,
+        trace=trace, configs={which: path for which, path in configs.items() if path is not None},
+    )  # fmt: skip
+    mode = chosen_mode(wandb_mode)
+    check_sensitivity(spec, sensitivity, as_json)
+    with Progress(spec, quiet) as progress:
+        result = run(spec, results, started=progress.started, stepped=progress.stepped, mirror=Mirror(mode))
+    progress.warn(result.summary["warnings"])
+    progress.mirrored(result.directory.manifest["wandb"])
+    click.echo(json.dumps(result.summary) if as_json else render(result.summary))
+    if sensitivity:
+        click.echo(render_sensitivity(result.summary, variants(spec)))
+
+
+def check_sensitivity(spec: RunSpec, wanted: bool, as_json: bool) -> None:
+    if wanted and spec.backend != "sim":
+        raise UsageError("--sensitivity varies simulated costs: give --backend sim")
+    if wanted and as_json:
+        raise UsageError("--sensitivity prints a table: leave --json out")

@@ -1,0 +1,44 @@
+"""`bench show`: a run's summary again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from harness.cli.summary import render
+from harness.results.record import RUNS, RunDirectory
+from harness.results.tables import read_summary
+from harness.runs.runner import recompute
+
+
+@click.command("show")
+@click.argument("run")
+@click.option("--recompute", "again", is_flag=True, help="Derive the summary from the events anew.")
+@click.option("--results", type=click.Path(path_type=Path), default=RUNS, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def command(run: str, again: bool, results: Path, as_json: bool) -> None:
+    """Show the summary of RUN: its id, its path, or an unambiguous part of its id.
+
+    All files of the run are checked against its seal first; one that is not what was sealed ends this with 5.
+    """
+    directory = RunDirectory.open(results, run)
+    directory.check()
+    summary = recompute(directory) if again else read_summary(directory)
+    manifest, unverified = directory.manifest, directory.unverified
+    whole = directory.status == "complete"
+    ended = {"status": directory.status, **({"reason": manifest["reason"]} if "reason" in manifest else {})}
+    if as_json:
+        said = {**({} if whole else ended), **({"unverified": unverified} if unverified else {})}
+        click.echo(json.dumps({**summary, **said}))
+        return
+    if not whole:
+        steps = f"{len(summary['steps'])} of {manifest['spec']['steps']} steps"
+        click.echo(
+            ": ".join([f"{ended['status']} after {steps}", *([ended["reason"]] if "reason" in ended else [])])
+        )
+    click.echo(render(summary))
+    click.echo(
+        f"files            {unverified or 'verified: log, steps and summary are those that were sealed'}"
+    )

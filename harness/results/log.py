@@ -1,0 +1,108 @@
+"""The event log of a run: one JSON object a line, in the order in which things happened.
+
+Invariants
+* What `sha256` says is what was written: a write is complete, or raises `OSError` with the path.
+* Whoever reads a log gets events, or one line that names the file and the line which is none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from harness.errors import BenchError, InvalidRun
+from systems.machine.files import write_all
+
+EVENT_SCHEMA = 1
+EVENTS = "events.jsonl"
+LINES_TOGETHER = 4096  # events written at once, where no RL step ends before
+# What reading a log raises where an event is missing, is cut, or does not follow from those before it.
+DOES_NOT_FOLLOW = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+Event = dict[str, Any]
+
+
+class EventLog:
+    """Appends events to `events.jsonl`, hashes them, and shows each to an observer."""
+
+    def __init__(self, path: Path, observer: Callable[[Event], None]) -> None:
+        self.path = path
+        self._observe = observer
+        self._file = path.open("wb", buffering=0)
+        fcntl.flock(self._file, fcntl.LOCK_EX)  # held while the run lives, see `record.status_of`
+        self._sha = hashlib.sha256()
+        self._lines: list[bytes] = []  # not written yet
+        self._broken = False  # a write failed: what follows would stand behind a hole
+
+    def emit(self, kind: str, now_ns: int, **fields: Any) -> None:
+        event = {"t": now_ns, "kind": kind, **fields}
+        self._lines.append(orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS))
+        self._observe(event)
+        if kind == "version.published" or len(self._lines) >= LINES_TOGETHER:
+            self._write()
+
+    def _write(self) -> None:
+        data, self._lines = b"".join(self._lines), []
+        if self._broken:
+            return
+        try:
+            write_all(self._file, data, self.path)
+        except OSError:
+            self._broken = True
+            raise
+        self._sha.update(data)
+
+    @property
+    def sha256(self) -> str:
+        """Of what was written so far."""
+        return self._sha.hexdigest()
+
+    def close(self) -> None:
+        """Write what is left. Raises `OSError`; the file is closed all the same."""
+        if self._file.closed:
+            return
+        try:
+            self._write()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from None
+        finally:
+            with contextlib.suppress(OSError):
+                self._file.close()
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[Iterator[Event]]:
+    """The events of a log, for the block that uses them.
+
+    A line that is no event, and an event that does not follow from those before it (which the block notices,
+    because something is missing) are one `InvalidRun` that names the line. A last line without its end was
+    cut off by a crash and is left out.
+    """
+    line = 0
+
+    def events() -> Iterator[Event]:
+        nonlocal line
+        with path.open("rb") as file:
+            for text in file:
+                line += 1
+                if text.endswith(b"\n"):
+                    event = orjson.loads(text)
+                    if not isinstance(event, dict) or "kind" not in event or "t" not in event:
+                        raise ValueError("not an event")
+                    yield event
+
+    try:
+        yield events()
+    except (BenchError, OSError):
+        raise
+    except DOES_NOT_FOLLOW as error:
+        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InvalidRun(f"{path}:{line}: the log has a hole here, or before ({why})") from error

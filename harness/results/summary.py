@@ -1,0 +1,472 @@
+"""From events to numbers. Everything that a summary says is derived here, and only from the events.
+
+Used twice: while a run goes on (progress), and on its log afterwards (`bench show --recompute`).
+Device time is split into five shares. A serving device works for its role while its replica has a
+sequence; `shifting` is from the end of a shift's drain to its targets being ready, and the loading of
+a new policy version; training is from the start of an RL step's training to its publish; the rest is
+idle. Time after the last publish does not count.
+
+A response or judgement is truncated if it was cut off at its cap instead of ending by itself. Real text says
+so in its event; where only lengths are simulated, those that reach the cap of the run's manifest count.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from systems.costs.bounds import Floor, SampleWork, ServingFloor, lower_bound_s
+from systems.types import SERVING, End, Role
+
+SUMMARY_SCHEMA = 3
+NS = 1e9
+# Above this share of a run's responses (or judgements) a summary warns: a twentieth of the rewards would then
+# be of texts that nobody finished, or of verdicts that nobody gave.
+WORTH_A_WARNING = 0.05
+SHARES = ("rollout", "reward", "train", "shifting", "idle")
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """Longest generations that a run allows, in tokens; None where there is no cap or text says it itself."""
+
+    response: int | None = None
+    judgement: int | None = None
+
+
+@dataclass(slots=True)
+class _Sample:
+    prompt: int = 0
+    response: int = 0
+    judge_prompt: int = 0
+    judgements: list[int] = field(default_factory=list)
+    response_truncated: bool | None = None
+    truncated: dict[int, bool] = field(default_factory=dict)  # judgements by sequence, where that is known
+    unparsable: list[int] | None = None  # judgements without a verdict; None where text is not real
+    oldest: int = 0
+    admitted: int = 0
+    reward: float | None = None
+    true: float | None = None
+
+
+@dataclass(slots=True)
+class _Owner:
+    """A lease or a shift: which share its devices' time goes to since when."""
+
+    role: str
+    devices: tuple[int, ...]
+    share: str | None = None
+    since: int = 0
+    running: int = 0
+    updating: bool = False
+
+
+class Tally:
+    """Feed it every event in order; ask it for steps and the summary at any time.
+
+    `stepped` is called after every RL step, `spent` with every interval of device time that belongs to a
+    share: (devices, share, from ns, to ns).
+    """
+
+    def __init__(
+        self, stepped: Callable[[Tally], None] = lambda _: None,
+        spent: Callable[[tuple[int, ...], str, int, int], None] | None = None, caps: Caps | None = None,
+    ) -> None:  # fmt: skip
+        self._stepped = stepped
+        self._spent = spent
+        self._caps = caps or Caps()
+        self.steps: list[dict[str, Any]] = []
+        self.migrations = 0
+        self.began: Event = {}
+        self.ended: Event = {}
+        self._samples: dict[int, _Sample] = defaultdict(_Sample)
+        self._admitted: dict[int, int] = {}  # group -> version
+        self._batch: list[int] = []  # groups of the batch that is being trained on
+        self._taken_ns = self._train_began_ns = self._last_publish_ns = 0
+        self._leases: dict[int, _Owner] = {}
+        self._shifts: dict[int, _Owner] = {}
+        self._device_ns: dict[str, float] = defaultdict(float)
+        self._busy: dict[str, int] = defaultdict(int)  # owners that work for a share now
+        self._busy_since: dict[str, int] = {}
+        self._busy_ns: dict[str, int] = defaultdict(int)  # since the last publish, anybody working for it
+        self._published_device_ns: dict[str, float] = {}  # the same, as of the last publish
+        self._left: dict[int, tuple[int, str]] = {}  # sequence -> (lease it left, why)
+        self._phase_began: dict[int, int] = {}
+        self._phases: dict[str, list[float]] = defaultdict(list)  # wall seconds, shifts that did them
+        self._phase_device_s: dict[str, float] = defaultdict(float)
+        self._done_shifts = 0
+        self._failed_shifts = 0
+        self._with_sources: set[int] = set()  # shifts that took devices from a role, not first placements
+        self._work: list[list[SampleWork]] = []
+        self._staleness: list[int] = []
+        self._losses = 0
+        self._handlers: dict[str, Callable[[Event], None]] = {
+            "run.began": self._on_began,
+            "run.ended": self._on_ended,
+            "batch.admitted": self._on_admitted,
+            "sequence.dispatched": self._on_dispatched,
+            "sequence.requeued": self._on_requeued,
+            "sequence.finished": self._on_finished,
+            "sample.scored": self._on_scored,
+            "batch.taken": self._on_taken,
+            "train.began": self._on_train_began,
+            "train.ended": self._on_train_ended,
+            "train.lost": self._on_train_lost,
+            "version.published": self._on_published,
+            "lease": self._on_lease,
+            "lease.updating": self._on_updating,
+            "lease.updated": self._on_updated,
+            "shift.began": self._on_shift_began,
+            "shift.phase": self._on_shift_phase,
+            "shift.ended": self._on_shift_ended,
+            "device.lost": self._on_device_lost,
+        }
+
+    def add(self, event: Event) -> None:
+        handler = self._handlers.get(event["kind"])
+        if handler is not None:
+            handler(event)
+
+    # ------------------------------------------------------------------------------- the run
+
+    def _on_began(self, event: Event) -> None:
+        self.began = event
+
+    def _on_ended(self, event: Event) -> None:
+        self.ended = event
+
+    # ------------------------------------------------------------------------------- samples
+
+    def _on_admitted(self, event: Event) -> None:
+        first, last = event["groups"]
+        for group in range(first, last + 1):
+            self._admitted[group] = event["version"]
+
+    def _sample_of(self, sequence: int) -> _Sample:
+        return self._samples[sequence // (1 + self.began["judge_calls"])]
+
+    def _on_dispatched(self, event: Event) -> None:
+        sample = self._sample_of(event["sequence"])
+        prompt = event["context"] - event["resumed"]
+        if event["role"] == Role.ROLLOUT:
+            sample.prompt = prompt
+        else:
+            sample.judge_prompt = prompt
+        left = self._left.pop(event["sequence"], None)
+        if left is not None and left[0] != event["lease"] and left[1] in ("shift", "rebalance"):
+            self.migrations += event["resumed"] > 0
+        owner = self._leases[event["lease"]]
+        owner.running += 1
+        if owner.running == 1:
+            self._account(owner, event["t"])
+
+    def _on_requeued(self, event: Event) -> None:
+        self._left[event["sequence"]] = (event["lease"], event["why"])
+        self._one_less(event)
+
+    def _on_finished(self, event: Event) -> None:
+        sample = self._sample_of(event["sequence"])
+        if event["role"] == Role.ROLLOUT:
+            sample.response = event["tokens"]
+            sample.oldest = event["oldest"]
+            sample.response_truncated = _truncated(event, self._caps.response)
+        else:
+            sample.judgements.append(event["tokens"])
+            truncated = _truncated(event, self._caps.judgement)
+            if truncated is not None:
+                sample.truncated[event["sequence"]] = truncated
+        self._one_less(event)
+
+    def _one_less(self, event: Event) -> None:
+        owner = self._leases.get(event["lease"])
+        if owner is not None:
+            owner.running -= 1
+            if owner.running == 0:
+                self._account(owner, event["t"])
+
+    def _on_scored(self, event: Event) -> None:
+        sample = self._samples[event["sample"]]
+        sample.reward, sample.true = event["reward"], event["true"]
+        sample.unparsable = event.get("unparsable")
+
+    # ------------------------------------------------------------------------------- training steps
+
+    def _on_taken(self, event: Event) -> None:
+        self._batch = event["groups"]
+        self._taken_ns = event["t"]
+
+    def _on_train_began(self, event: Event) -> None:
+        self._train_began_ns = event["t"]
+        self._train(event, True)
+
+    def _on_train_ended(self, event: Event) -> None:
+        self._train(event, False)
+
+    def _on_train_lost(self, event: Event) -> None:
+        for owner in self._leases.values():
+            if owner.role == Role.TRAIN and owner.running:
+                owner.running = 0
+                self._account(owner, event["t"])
+
+    def _train(self, event: Event, running: bool) -> None:
+        owner = self._leases.get(event["lease"])
+        if owner is not None:
+            owner.running = int(running)
+            self._account(owner, event["t"])
+
+    def _on_published(self, event: Event) -> None:
+        now, step = event["t"], event["version"] - 1
+        per_group = self.began["samples_per_group"]
+        samples = []
+        for group in self._batch:
+            for index in range(per_group):
+                sample = self._samples.pop(group * per_group + index)
+                sample.admitted = self._admitted[group]
+                samples.append(sample)
+        staleness = [step - sample.oldest for sample in samples]
+        self._staleness.extend(staleness)
+        self._work.append(
+            [
+                SampleWork(s.admitted, s.prompt, s.response, s.judge_prompt, tuple(s.judgements))
+                for s in samples
+            ]
+        )
+        judged = [length for sample in samples for length in sample.judgements]
+        self.steps.append(
+            {
+                "step": step,
+                "step_s": (now - self._last_publish_ns) / NS,
+                "reward": _mean([s.reward for s in samples]),
+                "true_accuracy": _mean([s.true for s in samples]),
+                "response_tokens_mean": _mean([s.response for s in samples]),
+                "response_tokens_max": max(s.response for s in samples),
+                "judge_tokens_mean": _mean(judged),
+                "policy_tokens": sum(s.response for s in samples),
+                "judge_tokens": sum(judged),
+                "responses": len(samples),
+                "judgements": len(judged),
+                **_cut_off(samples),
+                "staleness_mean": _mean(staleness),
+                "staleness_max": max(staleness),
+                "wait_for_batch_s": max(0.0, (self._taken_ns - self._last_publish_ns) / NS),
+                "wait_for_trainer_s": (self._train_began_ns - self._taken_ns) / NS,
+                "gen_s": self._busy_s("rollout", now),
+                "reward_s": self._busy_s("reward", now),
+                "train_s": (now - self._train_began_ns) / NS,
+                "published_s": now / NS,
+                **{f"learn_{k}": v for k, v in _mean_stats(event["stats"]).items()},
+            }
+        )
+        self._last_publish_ns = now
+        for owner in [*self._leases.values(), *self._shifts.values()]:
+            self._account(owner, now)
+        self._published_device_ns = dict(self._device_ns)
+        self._stepped(self)
+
+    # ------------------------------------------------------------------------------- device time
+
+    def _account(self, owner: _Owner, now: int) -> None:
+        """Close the interval that ends now and open the next one."""
+        if owner.share is not None:
+            self._device_ns[owner.share] += (now - owner.since) * len(owner.devices)
+            if self._spent is not None and now > owner.since:
+                self._spent(owner.devices, owner.share, owner.since, now)
+        owner.since, before = now, owner.share
+        if owner.updating:
+            owner.share = "shifting"
+        elif owner.role == "shift":
+            owner.share = "shifting" if owner.running else None
+        else:
+            owner.share = owner.role if owner.running else None
+        if owner.share != before:
+            self._work_for(before, -1, now)
+            self._work_for(owner.share, 1, now)
+
+    def _work_for(self, share: str | None, change: int, now: int) -> None:
+        """One owner more or less works for a share: keep the time in which any does."""
+        if share is None:
+            return
+        if self._busy[share]:
+            self._busy_ns[share] += now - self._busy_since[share]
+        self._busy[share] += change
+        self._busy_since[share] = now
+
+    def _busy_s(self, share: str, now: int) -> float:
+        """Seconds since the last call in which anybody worked for `share`."""
+        self._work_for(share, 0, now)
+        return self._busy_ns.pop(share, 0) / NS
+
+    def _on_lease(self, event: Event) -> None:
+        epoch, state = event["lease"], event["state"]
+        if state == "active":
+            self._leases[epoch] = _Owner(event["role"], tuple(event["devices"]), since=event["t"])
+        elif state in ("released", "lost") and epoch in self._leases:
+            owner = self._leases[epoch]
+            owner.running, owner.updating = 0, False
+            self._account(owner, event["t"])
+            del self._leases[epoch]  # sequences that leave a lost lease afterwards find nothing to end
+
+    def _on_updating(self, event: Event) -> None:
+        self._update(event, True)
+
+    def _on_updated(self, event: Event) -> None:
+        self._update(event, False)
+
+    def _update(self, event: Event, updating: bool) -> None:
+        owner = self._leases.get(event["lease"])
+        if owner is not None:
+            owner.updating = updating
+            self._account(owner, event["t"])
+
+    def _on_shift_began(self, event: Event) -> None:
+        devices = {d for side in ("sources", "targets") for _, owned in event[side] for d in owned}
+        if event["sources"]:
+            self._with_sources.add(event["shift"])
+        self._shifts[event["shift"]] = _Owner("shift", tuple(sorted(devices)), since=event["t"])
+        self._phase_began[event["shift"]] = event["t"]
+
+    def _on_shift_phase(self, event: Event) -> None:
+        owner, now = self._shifts[event["shift"]], event["t"]
+        took = (now - self._phase_began[event["shift"]]) / NS
+        if took > 0 or event["phase"] == "drain":  # other phases take time wherever they apply
+            self._phases[event["phase"]].append(took)
+            self._phase_device_s[event["phase"]] += took * len(owner.devices)
+        self._phase_began[event["shift"]] = now
+        if event["phase"] == "drain":
+            owner.running = 1
+            self._account(owner, now)
+
+    def _on_shift_ended(self, event: Event) -> None:
+        owner = self._shifts.pop(event["shift"])
+        owner.running = 0
+        self._account(owner, event["t"])
+        del self._phase_began[event["shift"]]
+        self._failed_shifts += not event["ok"]
+        self._done_shifts += event["ok"] and event["shift"] in self._with_sources
+
+    def _on_device_lost(self, event: Event) -> None:
+        self._losses += 1
+
+    # ------------------------------------------------------------------------------- the summary
+
+    def summary(self) -> dict[str, Any]:
+        """The run's numbers; the schema is documented in docs/results-format.md."""
+        began, makespan_s = self.began, self._last_publish_ns / NS
+        policy = sum(step["policy_tokens"] for step in self.steps)
+        judge = sum(step["judge_tokens"] for step in self.steps)
+        phases = {
+            phase: {"mean_s": _mean(took), "device_s": self._phase_device_s[phase]}
+            for phase, took in self._phases.items()
+        }
+        return {
+            "summary_schema": SUMMARY_SCHEMA,
+            **{key: began[key] for key in ("kind_of_numbers", "system", "model", "policy", "judge")},
+            **{key: began[key] for key in ("seed", "gpus", "staleness_bound", "token_scale")},
+            "extrapolated": began.get("extrapolated", False),
+            "oversubscribed": began.get("oversubscribed", False),
+            "makespan_s": makespan_s,
+            "lower_bound_s": lower_bound_s(self._work, _floor(began["floor"])),
+            "weights_sha256": self.ended.get("weights_sha256"),
+            "migrations": self.migrations,
+            "shifts": self._done_shifts,
+            "failed_shifts": self._failed_shifts,
+            "device_losses": self._losses,
+            "shift_phases": phases,
+            "tokens_per_s": {
+                "policy": _per(policy, makespan_s),
+                "judge": _per(judge, makespan_s),
+                "total": _per(policy + judge, makespan_s),
+                "total_per_gpu": _per(policy + judge, makespan_s * began["gpus"]),
+            },
+            "gpu_time_share": self._shares(),
+            "realised_staleness": {
+                "max": max(self._staleness, default=0),
+                "mean": _mean(self._staleness) or 0.0,
+            },
+            "cut_off": (cut_off := _whole(self.steps)),
+            "warnings": warnings_of(cut_off),
+            "step_s_mean": _mean([step["step_s"] for step in self.steps]),
+            "steps": self.steps,
+        }
+
+    def _shares(self) -> dict[str, float]:
+        total = self._last_publish_ns * self.began["gpus"]
+        used = self._published_device_ns
+        shares = {name: used.get(name, 0.0) / total if total else 0.0 for name in SHARES[:-1]}
+        return {**shares, "idle": 1.0 - sum(shares.values())}
+
+
+CUT_OFF = ("responses_truncated", "judgements_truncated", "verdicts_unparsable", "unparsable_truncated")
+
+
+def _truncated(event: Event, cap: int | None) -> bool | None:
+    """Was this sequence cut off at its cap? None where nobody knows."""
+    if "end" in event:
+        return bool(event["end"] == End.LENGTH)
+    return event["tokens"] >= cap if cap is not None else None
+
+
+def _cut_off(samples: list[_Sample]) -> dict[str, int | None]:
+    """Counts of a step: truncated responses and judgements; judgements without a verdict, and how many of
+    these were truncated. None where it is not known."""
+    responses = [s.response_truncated for s in samples if s.response_truncated is not None]
+    judgements = {sequence: cut for s in samples for sequence, cut in s.truncated.items()}
+    unparsable = [sequence for s in samples for sequence in s.unparsable or ()]
+    real = any(s.unparsable is not None for s in samples)
+    counts = (
+        sum(responses) if responses else None,
+        sum(judgements.values()) if judgements else None,
+        len(unparsable) if real else None,
+        sum(judgements.get(sequence, False) for sequence in unparsable) if real else None,
+    )
+    return dict(zip(CUT_OFF, counts, strict=True))
+
+
+def _whole(steps: list[dict[str, Any]]) -> dict[str, int | None]:
+    """The counts of all steps together, beside the responses and judgements that they are of."""
+    total: dict[str, int | None] = {
+        key: sum(step[key] for step in steps) for key in ("responses", "judgements")
+    }
+    for key in CUT_OFF:
+        known = [step[key] for step in steps if step[key] is not None]
+        total[key] = sum(known) if known else None
+    return total
+
+
+def warnings_of(cut_off: Mapping[str, int | None]) -> list[str]:
+    """What a reader of the rewards and of the throughput must be told, a line each."""
+    found = []
+    for key, of, text in (
+        ("responses_truncated", "responses", "responses were cut off at their cap"),
+        ("judgements_truncated", "judgements", "judgements were cut off at their cap"),
+        ("verdicts_unparsable", "judgements", "judgements gave no verdict that can be parsed"),
+    ):
+        count, total = cut_off.get(key), cut_off.get(of)
+        if count and total and count > WORTH_A_WARNING * total:
+            line = f"{count / total:.1%} of {total} {text}"
+            if key == "verdicts_unparsable":
+                line += f" ({cut_off['unparsable_truncated']} of them were cut off), which is worth 0"
+            found.append(line)
+    return found
+
+
+def _floor(raw: dict[str, Any]) -> Floor:
+    serving = {role: ServingFloor(**raw["serving"][role]) for role in SERVING}
+    return Floor(**{**raw, "serving": serving})
+
+
+def _mean(values: list[Any]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _mean_stats(stats: list[dict[str, float]]) -> dict[str, float]:
+    names = stats[0] if stats else {}
+    return {name: sum(one[name] for one in stats) / len(stats) for name in names}
+
+
+def _per(amount: float, seconds: float) -> float:
+    return amount / seconds if seconds else 0.0

@@ -1,0 +1,251 @@
+"""From a spec to the parts of a run: layout, cost model, backend, workload, recipe."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from harness.errors import UsageError
+from harness.runs.estimates import cost_of, floor_of, prior_of
+from harness.runs.layout import layout_of
+from harness.runs.spec import RunSpec
+from systems.backends.base import Backend
+from systems.backends.faults import Fault, FaultyBackend
+from systems.backends.sim.backend import SimBackend
+from systems.backends.sim.lengths import DrawnLengths
+from systems.backends.sim.training import CountingLearner
+from systems.costs.bounds import Floor
+from systems.costs.durations import ClusterDurations
+from systems.pipeline import Workload
+from systems.policies import SYSTEMS
+from systems.serving import Deadlines
+from systems.types import (
+    SERVING,
+    Estimates,
+    How,
+    Layout,
+    Placement,
+    Publishing,
+    Recipe,
+    Role,
+    Shift,
+    Step,
+)
+from workloads.groups import ModelGroup, architecture_of, real_positions
+from workloads.hops import task
+from workloads.synthetic import SyntheticWorkload
+
+MOST_SEQUENCES = 1 << 20  # of an RL step: more would fill this machine's memory
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything a run is assembled from."""
+
+    layout: Layout
+    recipe: Recipe
+    cost: ClusterDurations
+    backend: Backend
+    workload: Workload
+    prior: Estimates
+    floor: Floor
+    learned: Learned | None = None
+
+
+class Learned(Protocol):
+    """What a run with real weights has learned."""
+
+    def weights_sha256(self) -> str: ...
+
+    def save(self, directory: Path) -> None: ...
+
+
+def build(spec: RunSpec) -> Parts:
+    """Assemble a run; raises `UsageError` or `UnfitError` before anything has started."""
+    cost, layout, recipe = check_request(spec)
+    backend, workload, learned = BUILDERS[spec.backend](spec, cost, recipe)
+    if spec.group.faults.losses:
+        backend = FaultyBackend(backend, draw_losses(spec, layout))
+    prior, floor = prior_of(spec, cost, recipe), floor_of(cost, spec)
+    return Parts(layout, recipe, cost, backend, workload, prior, floor, learned)
+
+
+def check_request(spec: RunSpec) -> tuple[ClusterDurations, Layout, Recipe]:
+    """Can this run start? Raises `UsageError` with the numbers; loads no weights."""
+    cost = cost_of(spec)
+    layout = layout_of(spec.group, cost.training.smallest_unit, SYSTEMS[spec.system].time_shares)
+    recipe = recipe_of(spec.group, spec.steps, spec.staleness)
+    if spec.calibration is None:
+        check_divides(spec.group)
+    check_fits(spec, cost)
+    check_positions(spec.group)
+    check_in_time(spec, cost, layout, recipe)
+    return cost, layout, recipe
+
+
+Built = tuple[Backend, Workload, Learned | None]
+
+
+def _simulated(spec: RunSpec, cost: ClusterDurations, recipe: Recipe) -> Built:
+    workload = SyntheticWorkload(
+        spec.group.lengths, spec.seed, recipe.samples, recipe.judge_calls, recipe.prompts, spec.trace
+    )
+    return SimBackend(spec.kind, cost, DrawnLengths(workload), CountingLearner()), workload, None
+
+
+def _cosimulated(spec: RunSpec, cost: ClusterDurations, recipe: Recipe) -> Built:
+    from harness.runs.tiny_models import cosimulated  # torch is loaded only where it is used
+
+    return cosimulated(spec, cost, recipe)
+
+
+def _live(spec: RunSpec, cost: ClusterDurations, recipe: Recipe) -> Built:
+    from harness.runs.tiny_models import live
+
+    return live(spec.group, spec.seed)
+
+
+BUILDERS: dict[str, Callable[[RunSpec, ClusterDurations, Recipe], Built]] = {
+    "sim": _simulated,
+    "cosim": _cosimulated,
+    "live": _live,
+}
+
+
+def recipe_of(group: ModelGroup, steps: int, staleness: int) -> Recipe:
+    workload = group.workload
+    if workload.prompts % workload.mini_batches:
+        raise UsageError(
+            f"workload.mini_batches={workload.mini_batches} does not divide {workload.prompts} prompts"
+        )
+    sequences = workload.prompts * workload.samples * (1 + workload.judge_calls)
+    if sequences > MOST_SEQUENCES:
+        raise UsageError(
+            f"workload: {workload.prompts} prompts x {workload.samples} samples with {workload.judge_calls} "
+            f"judge call(s) are {sequences} sequences a step; at most {MOST_SEQUENCES} are handled"
+        )
+    default = Publishing.INTERRUPT if staleness else Publishing.DRAIN
+    return Recipe(
+        steps=steps,
+        prompts=workload.prompts,
+        samples=workload.samples,
+        mini_batches=workload.mini_batches,
+        micro_batch_samples=workload.micro_batch_samples,
+        judge_calls=workload.judge_calls,
+        staleness=staleness,
+        publishing=workload.publishing or default,
+    )
+
+
+def longest_context(spec: RunSpec) -> dict[Role, int]:
+    """Most tokens that a sequence of each role can hold, in the run's own tokens."""
+    group = spec.group
+    if spec.backend != "sim":
+        prompt, response = 128, group.learning.max_new_tokens
+        judged = group.learning.judge_max_new_tokens
+    else:
+        prompt, response, judged = 1024, group.lengths.response_cap, group.lengths.judge_cap
+        if spec.trace is not None:
+            prompt, response = max(spec.trace.inputs), max(spec.trace.outputs)
+    return {Role.ROLLOUT: prompt + response, Role.REWARD: prompt + response + judged}
+
+
+def check_divides(group: ModelGroup) -> None:
+    """Tensor parallelism cuts whole heads and whole columns."""
+    pair = group.pair
+    for which, name, tp in (("policy", pair.policy, pair.policy_tp), ("judge", pair.judge, pair.judge_tp)):
+        if tp > group.cluster.gpus_per_node:
+            raise UsageError(
+                f"pair.{which}_tp={tp} is more than the {group.cluster.gpus_per_node} devices of a node, and "
+                "only NVLink within one is modelled"
+            )
+        model = architecture_of(group, name)
+        widths = {"attention heads": model.heads, "vocabulary": model.vocab, "feed-forward": model.ffn}
+        widths["expert width"] = model.expert_ffn
+        for what, width in widths.items():
+            if width % tp:
+                raise UsageError(f"pair.{which}_tp={tp} does not divide the {width} {what} of {name}")
+        if model.kv_heads % tp and tp % model.kv_heads:
+            raise UsageError(f"pair.{which}_tp={tp} does not divide the {model.kv_heads} KV heads of {name}")
+
+
+def check_fits(spec: RunSpec, cost: ClusterDurations) -> None:
+    """Every replica must hold its weights and one sequence of the longest kind."""
+    longest = longest_context(spec)
+    for role in SERVING:
+        serving = cost.serving[role]
+        if serving.kv_capacity_tokens < longest[role]:
+            raise UsageError(
+                f"{serving.label}: "
+                f"{max(0, serving.kv_capacity_tokens)} context tokens fit beside the weights, the "
+                f"longest {role} sequence has {longest[role]}; use a wider replica"
+            )
+
+
+def check_positions(group: ModelGroup) -> None:
+    """Real models read and write no further than the positions that they were made with."""
+    if group.real is None:
+        return
+    learning, prompt = group.learning, task.LONGEST_PROMPT
+    judged = prompt + learning.max_new_tokens + len(task.JUDGE_MARK)
+    for key, model, longest in (
+        ("max_new_tokens", group.real.policy, prompt + learning.max_new_tokens),
+        ("judge_max_new_tokens", group.real.judge, judged + learning.judge_max_new_tokens),
+    ):
+        limit = real_positions(model)
+        if longest > limit:
+            given = getattr(learning, key)
+            raise UsageError(
+                f"learning.{key}={given}: the longest sequence would have {longest} tokens, and {model} has "
+                f"{limit} positions; at most {given - (longest - limit)} fit"
+            )
+
+
+def check_in_time(spec: RunSpec, cost: ClusterDurations, layout: Layout, recipe: Recipe) -> None:
+    """A shift, a publish or a micro-batch that takes longer than its deadline counts as lost, every time."""
+    deadlines = Deadlines()
+    for role in Role:
+        devices = max(layout.width[role], layout.train_min if role is Role.TRAIN else 1)
+        shift_s = _slowest_shift_s(cost, role, devices)
+        if shift_s > deadlines.reply_s:
+            raise UsageError(
+                f"costs: a shift to {role} would take {shift_s:.0f} s, and one of more than "
+                f"{deadlines.reply_s:.0f} s counts as lost"
+            )
+    if cost.update_s() > deadlines.reply_s:
+        raise UsageError(
+            f"costs: loading a version would take {cost.update_s():.0f} s, and more than "
+            f"{deadlines.reply_s:.0f} s counts as lost"
+        )
+    per_mini = -(-recipe.prompts // recipe.mini_batches) * recipe.samples
+    samples, length = min(recipe.micro_batch_samples, per_mini), longest_context(spec)[Role.ROLLOUT]
+    smallest = min(layout.train_min, len(layout.devices))
+    micro_s = cost.training.micro_s(samples * length, samples * length * (length + 1) / 2, smallest)
+    if micro_s > deadlines.train_s:
+        raise UsageError(
+            f"workload.micro_batch_samples={recipe.micro_batch_samples}: a micro-batch of the longest "
+            f"sequences would take {micro_s:.0f} s on {smallest} device(s), and more than "
+            f"{deadlines.train_s:.0f} s counts as lost"
+        )
+
+
+def _slowest_shift_s(cost: ClusterDurations, role: Role, devices: int) -> float:
+    """Seconds of a shift between two places of a role, while all of a node copies."""
+    here, there = Placement(role, tuple(range(devices))), Placement(role, tuple(range(devices, 2 * devices)))
+    shift, total = Shift(0, (here,), (there,), How.MIGRATE), 0.0
+    for step in (Step.PARK, Step.RELEASE, Step.LOAD, Step.WARM, Step.READY):
+        seconds, moved = cost.phase(step, shift)
+        total += seconds + cost.copy_s(moved, cost.gpus_per_node)
+    return total
+
+
+def draw_losses(spec: RunSpec, layout: Layout) -> tuple[Fault, ...]:
+    rng = random.Random(f"{spec.seed}/faults")
+    faults = spec.group.faults
+    drawn = [
+        Fault(rng.uniform(0, faults.within_s), rng.choice(layout.devices).id) for _ in range(faults.losses)
+    ]
+    return tuple(sorted(drawn))

@@ -1,0 +1,67 @@
+"""What things cost in a run: the cost model, what a planner may know before the first step, and the floor."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from harness.runs.spec import RunSpec
+from systems.costs.bounds import Floor, ServingFloor
+from systems.costs.durations import ClusterDurations
+from systems.types import SERVING, Estimates, Recipe, Role
+from workloads.groups import modelled
+from workloads.synthetic import LengthPrior, length_priors
+
+
+def cost_of(spec: RunSpec) -> ClusterDurations:
+    """The modelled pair on its hardware; for live workers, what their tiny models cost on a machine."""
+    if spec.calibration is not None:
+        return spec.calibration.cluster(spec.group)
+    return modelled(spec.group, real=spec.backend != "sim")
+
+
+def prior_of(spec: RunSpec, cost: ClusterDurations, recipe: Recipe) -> Estimates:
+    """What the planner may know before the first step: declared priors and the cost model."""
+    group = spec.group
+    if spec.backend != "sim":
+        # the warm-started models' lengths, rounded (workloads/hops/models/EVIDENCE.txt)
+        priors = {Role.ROLLOUT: LengthPrior(15.0, 1.5), Role.REWARD: LengthPrior(35.0, 0.9)}
+        prompt = 25.0
+    else:
+        priors = length_priors(group.lengths, spec.trace)
+        prompt = fmean(spec.trace.inputs) if spec.trace else group.lengths.prompt_mean
+    means = {role: priors[role].mean for role in SERVING}
+    prompts = {Role.ROLLOUT: prompt, Role.REWARD: prompt + means[Role.ROLLOUT]}
+    batch = recipe.prompts * recipe.samples
+    length = prompts[Role.ROLLOUT] + means[Role.ROLLOUT]
+    pairs = (length**2 + (priors[Role.ROLLOUT].cv * means[Role.ROLLOUT]) ** 2) / 2
+    return Estimates(
+        speed={role: cost.serving[role].speed() for role in SERVING},
+        length_mean=means,
+        length_cv={role: priors[role].cv for role in SERVING},
+        prompt_mean=prompts,
+        train_device_s=cost.training.device_s(round(batch * length), batch * pairs),
+        shift_s=cost.warm_shift_s(),
+        reprefill_s=cost.serving[Role.ROLLOUT].prefill_s(round(length)),
+    )
+
+
+def floor_of(cost: ClusterDurations, spec: RunSpec) -> Floor:
+    """The cheapest way to do everything, for the lower bound."""
+    serving = {}
+    for role in SERVING:
+        one = cost.serving[role]
+        batches = range(1, one.max_running + 1)
+        least_kv_s = min(map(one.kv_s, batches))
+        serving[role] = ServingFloor(
+            token_device_s=one.devices * min(one.token_s(n) / n for n in batches),
+            kv_device_s=one.devices * least_kv_s,
+            token_s=min(map(one.token_s, batches)),
+            kv_s=least_kv_s,
+        )
+    gpus = spec.group.cluster.gpus
+    return Floor(
+        devices=gpus,
+        serving=serving,
+        train_token_device_s=cost.training.token_device_s,
+        train_step_s=spec.group.workload.mini_batches * cost.training.step_s(gpus) + cost.publish_s(gpus),
+    )

@@ -1,0 +1,209 @@
+"""A recorded run again: do its decisions come out the same, and does the simulator predict its times?
+
+(a) Every decision's view and memory, as they were logged, are given to the policy once more. A policy is a
+    pure function of them, so its plan must be the logged one, on whatever backend the run was.
+(b) The run's own lengths go through the simulated cluster. For a simulated or co-simulated run that is the
+    run itself. For a live one the durations come from its calibration, and the difference is the
+    simulator's error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from harness.errors import UsageError
+from harness.results.log import Event, reading
+from harness.results.record import RunDirectory
+from harness.results.summary import Tally
+from harness.runs.assemble import Parts, draw_losses, recipe_of
+from harness.runs.estimates import cost_of, floor_of, prior_of
+from harness.runs.layout import layout_of
+from harness.runs.live_costs import Calibration
+from harness.runs.runner import drive, header, rarely_collected
+from harness.runs.spec import RunSpec
+from systems.backends.base import Backend
+from systems.backends.faults import FaultyBackend
+from systems.backends.sim.backend import SimBackend
+from systems.backends.sim.lengths import DrawnLengths
+from systems.backends.sim.training import CountingLearner
+from systems.clock import run_virtual
+from systems.policies import SYSTEMS
+from systems.types import (
+    SERVING,
+    Coming,
+    Estimates,
+    Kind,
+    Layout,
+    LeaseState,
+    Placement,
+    Recipe,
+    ReplicaView,
+    Role,
+    Training,
+    View,
+)
+from workloads.recorded import RecordedWorkload
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What came out. Times are seconds, by RL step; `differing` are the moments of other plans."""
+
+    run: str
+    unverified: str | None
+    kind: Kind
+    decisions: int
+    differing: tuple[float, ...]
+    recorded_s: tuple[float, ...]
+    simulated_s: tuple[float, ...]
+
+    @property
+    def errors(self) -> tuple[float, ...]:
+        """Signed, relative to the recorded step."""
+        pairs = zip(self.simulated_s, self.recorded_s, strict=True)
+        return tuple(simulated / recorded - 1 for simulated, recorded in pairs)
+
+    @property
+    def makespan_error(self) -> float:
+        return sum(self.simulated_s) / sum(self.recorded_s) - 1
+
+    def to_json(self) -> dict[str, Any]:
+        steps = zip(self.recorded_s, self.simulated_s, self.errors, strict=True)
+        return {
+            "run": self.run,
+            **({"unverified": self.unverified} if self.unverified else {}),
+            "kind": self.kind,
+            "decisions": self.decisions,
+            "differing": list(self.differing),
+            "makespan_error": self.makespan_error,
+            "mean_absolute_step_error": sum(map(abs, self.errors)) / len(self.errors),
+            "steps": [dict(zip(("recorded_s", "simulated_s", "error"), step, strict=True)) for step in steps],
+        }
+
+
+def replay(directory: RunDirectory, calibration: Calibration | None = None) -> Replay:
+    """Raises `UsageError` if the run is not complete. `calibration` replaces the run's own."""
+    if directory.status != "complete":
+        raise UsageError(f"{directory.id} is {directory.status}; only a complete run is replayed")
+    spec = RunSpec.from_json(directory.manifest["spec"])
+    directory.check()
+    with reading(directory.events_path) as lines:
+        events = list(lines)
+        recorded = tallied(events)
+    decisions, differing = again(spec, events)
+    if calibration is not None:
+        spec = replace(spec, calibration=calibration)
+    simulated = tallied(simulate_again(spec, events))
+    return Replay(
+        directory.id,
+        directory.unverified,
+        spec.kind,
+        decisions,
+        differing,
+        tuple(step["step_s"] for step in recorded.steps),
+        tuple(step["step_s"] for step in simulated.steps),
+    )
+
+
+def tallied(events: Iterable[Event]) -> Tally:
+    tally = Tally()
+    for event in events:
+        tally.add(event)
+    return tally
+
+
+# ------------------------------------------------------------------------------- decisions
+
+
+def again(spec: RunSpec, events: Iterable[Event]) -> tuple[int, tuple[float, ...]]:
+    """How many decisions were made, and when (seconds) the policy now decides otherwise."""
+    policy = SYSTEMS[spec.system]()
+    layout = layout_of(spec.group, cost_of(spec).training.smallest_unit, policy.time_shares)
+    recipe = recipe_of(spec.group, spec.steps, spec.staleness)
+    memory_type: TypeAdapter[Any] = TypeAdapter(type(policy.begin(layout)))
+    decisions, differing = 0, []
+    for event in events:
+        if event["kind"] == "decision":
+            decisions += 1
+            view = view_of(event["view"], layout, recipe)
+            plan, _ = policy.plan(view, memory_type.validate_python(event["memory"]))
+            placements = [[p.role, list(p.devices)] for p in plan.placements]
+            if [placements, plan.how, plan.why] != [event["placements"], event["how"], event["why"]]:
+                differing.append(event["t"] / 1e9)
+    return decisions, tuple(differing)
+
+
+def view_of(raw: dict[str, Any], layout: Layout, recipe: Recipe) -> View:
+    """The inverse of `View.record`."""
+    return View(
+        now_ns=raw["now_ns"],
+        layout=layout,
+        recipe=recipe,
+        replicas=tuple(
+            ReplicaView(
+                epoch, Placement(Role(role), tuple(devices)), LeaseState(state), running, kv_tokens, version
+            )
+            for epoch, role, devices, state, running, kv_tokens, version in raw["replicas"]
+        ),
+        down=tuple(raw["down"]),
+        shifting=tuple(raw["shifting"]),
+        waiting={role: raw["waiting"][role] for role in SERVING},
+        running={role: raw["running"][role] for role in SERVING},
+        coming=tuple(Coming(*batch) for batch in raw["coming"]),
+        training=Training(**raw["training"]),
+        estimates=TypeAdapter(Estimates).validate_python(raw["estimates"]),
+    )
+
+
+# ------------------------------------------------------------------------------- times
+
+
+def simulate_again(spec: RunSpec, events: list[Event]) -> list[Event]:
+    """The events of the same run on the simulated cluster, with the recorded lengths."""
+    parts = _parts(spec, events)
+    log = _Memory()
+    log.emit("run.began", 0, **header(spec, parts))
+    with rarely_collected():
+        run_virtual(drive(spec, parts, log))
+    return log.events
+
+
+def _parts(spec: RunSpec, events: list[Event]) -> Parts:
+    cost = cost_of(spec)
+    layout = layout_of(spec.group, cost.training.smallest_unit, SYSTEMS[spec.system].time_shares)
+    recipe = recipe_of(spec.group, spec.steps, spec.staleness)
+    workload = _recorded(recipe, events)
+    backend: Backend = SimBackend(Kind.SIMULATED, cost, DrawnLengths(workload), CountingLearner())
+    if spec.group.faults.losses and spec.kind is not Kind.MEASURED:
+        backend = FaultyBackend(backend, draw_losses(spec, layout))
+    first = next((event for event in events if event["kind"] == "decision"), None)
+    if spec.calibration is None and first is not None:  # what the planner really started from
+        prior = view_of(first["view"], layout, recipe).estimates
+    else:
+        prior = prior_of(spec, cost, recipe)
+    return Parts(layout, recipe, cost, backend, workload, prior, floor_of(cost, spec))
+
+
+def _recorded(recipe: Recipe, events: Iterable[Event]) -> RecordedWorkload:
+    prompts: dict[int, int] = {}
+    generated: dict[int, int] = {}
+    for event in events:
+        if event["kind"] == "sequence.dispatched":
+            prompts[event["sequence"]] = event["context"] - event["resumed"]
+        elif event["kind"] == "sequence.finished":
+            generated[event["sequence"]] = event["tokens"]
+    return RecordedWorkload(prompts, generated, recipe.samples, recipe.judge_calls)
+
+
+class _Memory:
+    """An event sink that keeps events."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def emit(self, kind: str, now_ns: int, **fields: Any) -> None:
+        self.events.append({"t": now_ns, "kind": kind, **fields})

@@ -1,0 +1,65 @@
+"""What hangs on the cost model's coefficients: the same run with each of them lower and higher."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from harness.results.summary import Tally
+from harness.runs.assemble import build
+from harness.runs.runner import drive, header, rarely_collected
+from harness.runs.spec import RunSpec
+from systems.clock import run_virtual
+from workloads.groups import Costs
+
+FACTORS = (0.8, 1.2)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One coefficient multiplied by `factor`, and what came out."""
+
+    coefficient: str
+    factor: float
+    summary: dict[str, Any]
+
+
+def variants(spec: RunSpec) -> Iterator[Variant]:
+    """Run them one after the other; nothing of them is recorded."""
+    for coefficient in Costs.model_fields:
+        for factor in FACTORS:
+            costs = spec.group.costs.model_copy(
+                update={coefficient: getattr(spec.group.costs, coefficient) * factor}
+            )
+            changed = replace(spec, group=spec.group.model_copy(update={"costs": costs}))
+            yield Variant(coefficient, factor, simulated(changed))
+
+
+def simulated(spec: RunSpec) -> dict[str, Any]:
+    parts, tally = build(spec), Tally()
+    tally.add({"t": 0, "kind": "run.began", **header(spec, parts)})
+    with rarely_collected():
+        run_virtual(drive(spec, parts, _Into(tally)))
+    return tally.summary()
+
+
+class _Into:
+    """An event sink that only counts."""
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
+
+    def emit(self, kind: str, now_ns: int, **fields: Any) -> None:
+        self._tally.add({"t": now_ns, "kind": kind, **fields})
+
+
+def render_sensitivity(base: dict[str, Any], found: Iterator[Variant]) -> str:
+    """A row a variant: makespan and idle time beside those of the run itself."""
+    lines = ["", f"{'coefficient':<14}{'factor':>8}{'makespan':>12}{'change':>9}{'idle':>8}  (simulated)"]
+    for one in found:
+        makespan = one.summary["makespan_s"]
+        change = makespan / base["makespan_s"] - 1
+        idle = one.summary["gpu_time_share"]["idle"]
+        lines.append(f"{one.coefficient:<14}{one.factor:>8.1f}{makespan:>10.1f} s{change:>+9.1%}{idle:>8.1%}")
+    return "\n".join(lines)

@@ -1,0 +1,227 @@
+"""What a run is: a system, a resolved model group, and a few numbers. Checked before any work starts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from harness.errors import UsageError, unknown
+from harness.runs.layout import scaled_split
+from harness.runs.live_costs import Calibration, load_calibration
+from systems.costs.architecture import ArchitectureError, read_config
+from systems.costs.hardware import hardware_names
+from systems.policies import ALIASES, SYSTEMS
+from systems.types import Kind
+from workloads.groups import ModelGroup, costs_sha256, group_names, load_group, modelled
+from workloads.traces import Trace, TraceError, read_trace
+
+CPU = "cpu"  # what a live worker runs on
+NO_CONFIGS: dict[str, Path] = {}
+UNREAD = {  # settings that mean nothing to a backend
+    "sim": ("learning.*", "live.*"),
+    "cosim": ("lengths.*", "live.*"),
+    "live": ("lengths.*", "costs.*", "cluster.hardware", "cluster.token_scale", "cluster.max_running"),
+}
+BACKENDS = {"sim": Kind.SIMULATED, "cosim": Kind.COSIMULATED, "live": Kind.MEASURED}
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """A fully resolved request: equal specs make equal runs."""
+
+    system: str
+    group: ModelGroup
+    backend: str
+    steps: int
+    seed: int
+    staleness: int
+    calibration: Calibration | None = None  # what live workers cost; the planner's prior
+    trace: Trace | None = None  # lengths in place of priors
+
+    @property
+    def kind(self) -> Kind:
+        return BACKENDS[self.backend]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "system": self.system,
+            "backend": self.backend,
+            "steps": self.steps,
+            "seed": self.seed,
+            "staleness": self.staleness,
+            "group": self.group.model_dump(mode="json"),
+            **({"calibration": self.calibration.model_dump(mode="json")} if self.calibration else {}),
+            **({"trace": {"file": self.trace.path, "sha256": self.trace.sha256}} if self.trace else {}),
+        }
+
+    @classmethod
+    def from_json(cls, raw: dict[str, Any]) -> RunSpec:
+        """The inverse of `to_json`."""
+        measured = raw.get("calibration")
+        return cls(
+            raw["system"], ModelGroup.model_validate(raw["group"]), raw["backend"], raw["steps"], raw["seed"],
+            raw["staleness"], Calibration.model_validate(measured) if measured else None,
+        )  # fmt: skip
+
+    @property
+    def digest(self) -> str:
+        """Of everything but the seed: runs that share it are replicates."""
+        return _sha256({key: value for key, value in self.to_json().items() if key != "seed"})
+
+    @property
+    def costs_sha256(self) -> str | None:
+        """Of the coefficients that its durations come from; None where they are measured."""
+        return None if self.kind is Kind.MEASURED else costs_sha256()
+
+    @property
+    def name(self) -> str:
+        """What its directory is called, behind the time."""
+        return f"{self.system}-{self.group.name}-{self.digest[:8]}-s{self.seed}"
+
+    def manifest(self) -> dict[str, Any]:
+        """What a run's record says of its request."""
+        return {
+            "kind": self.kind,
+            "spec": self.to_json(),
+            "spec_sha256": self.digest,
+            "cell": self.id,
+            "costs_sha256": self.costs_sha256,
+        }
+
+    @property
+    def id(self) -> str:
+        """Of all that decides a run beside the code: equal ids make equal runs."""
+        return _sha256([self.to_json(), self.costs_sha256])
+
+
+def _sha256(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def resolve(
+    *, system: str, model: str, backend: str | None, steps: int, seed: int, staleness: int | None,
+    gpus: int | None, settings: tuple[str, ...], calibration: Path | None = None,
+    configs: Mapping[str, Path] = NO_CONFIGS, trace: Path | None = None,
+) -> RunSpec:  # fmt: skip
+    """Turn a request into a spec, or raise `UsageError` with the nearest right thing."""
+    system = ALIASES.get(system, system)
+    if system not in SYSTEMS:
+        raise unknown("system", system, [*SYSTEMS, *ALIASES])
+    if model not in (known := group_names()):
+        raise unknown("model", model, known)
+    if steps < 1:
+        raise UsageError(f"--steps {steps}: a run needs at least 1 step")
+    check_seed(seed)
+    if staleness is not None and staleness < 0:
+        raise UsageError(f"--staleness {staleness}: the bound cannot be negative")
+    group = apply_settings(load_group(model), settings)
+    backend = backend or ("cosim" if group.real else "sim")
+    if backend != "sim" and group.real is None:
+        real = ", ".join(name for name in known if load_group(name).real)
+        raise UsageError(
+            f"--backend {backend}: {model} has no real weights here; it runs with --backend sim "
+            f"(groups with real weights: {real})"
+        )
+    for setting in settings:
+        for unread in UNREAD[backend]:
+            if fnmatch(setting.partition("=")[0], unread):
+                raise UsageError(f"--set {setting}: --backend {backend} does not read {unread}")
+    if configs and backend == "live":
+        raise UsageError("--policy-config and --judge-config: --backend live runs its own tiny models")
+    group = with_configs(group, configs)
+    if trace is not None and backend != "sim":
+        raise UsageError(f"--trace {trace}: lengths are real with --backend {backend}; give --backend sim")
+    if calibration is not None and backend != "live":
+        raise UsageError(f"--calibration {calibration}: only --backend live reads it")
+    if backend == "live":
+        group = group.model_copy(update={"cluster": group.cluster.model_copy(update={"hardware": CPU})})
+        gpus = min(group.cluster.gpus, max(3, cores())) if gpus is None else gpus
+    elif group.cluster.hardware not in (profiles := hardware_names()):
+        raise unknown("hardware", group.cluster.hardware, profiles)
+    if gpus is not None:
+        group = with_gpus(group, gpus, backend, SYSTEMS[system].time_shares)
+    if staleness is None:
+        staleness = SYSTEMS[system].default_staleness
+    measured = load_calibration(calibration).of(model) if backend == "live" else None
+    return RunSpec(system, group, backend, steps, seed, staleness, measured, _read_trace(trace))
+
+
+def check_seed(seed: int) -> None:
+    if not 0 <= seed < 1 << 63:
+        raise UsageError(f"--seed {seed}: from 0 to 2^63 - 1")
+
+
+def _read_trace(path: Path | None) -> Trace | None:
+    try:
+        return read_trace(path) if path is not None else None
+    except TraceError as error:
+        raise UsageError(f"--trace {error}") from None
+
+
+def with_configs(group: ModelGroup, configs: Mapping[str, Path]) -> ModelGroup:
+    """The same group with other models: a `config.json` for `policy`, `judge` or both."""
+    for which, path in configs.items():
+        try:
+            model = read_config(path)
+        except ArchitectureError as error:
+            raise UsageError(f"--{which}-config {error}") from None
+        pair = group.pair.model_copy(update={which: model.name})
+        custom = {**group.custom, model.name: asdict(model)}
+        group = group.model_copy(update={"pair": pair, "custom": custom})
+    return group
+
+
+def cores() -> int:
+    """Cores that this process may use: its affinity, or less where a container's quota says so."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return min(allowed, max(1, math.ceil(int(quota) / int(period))))
+    except (OSError, ValueError):  # no cgroup v2, or no limit ("max")
+        return allowed
+
+
+def apply_settings(group: ModelGroup, settings: tuple[str, ...]) -> ModelGroup:
+    """Apply `table.key=value` overrides."""
+    raw = group.model_dump()
+    for setting in settings:
+        dotted, equals, text = setting.partition("=")
+        table, _, key = dotted.partition(".")
+        if not equals:
+            raise UsageError(f"--set {setting}: expected table.key=value")
+        options = {f"{name}.{field}" for name, field in _settable(group)}
+        if dotted not in options:
+            raise unknown("--set key", dotted, sorted(options))
+        raw[table][key] = text
+        try:
+            raw = ModelGroup.model_validate(raw).model_dump()
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"].lower()
+            raise UsageError(f"--set {dotted}={text}: {reason}") from None
+    return ModelGroup.model_validate(raw)
+
+
+def _settable(group: ModelGroup) -> list[tuple[str, str]]:
+    tables = ("cluster", "costs", "workload", "lengths", "learning", "live", "faults")
+    return [(name, field) for name in tables for field in type(getattr(group, name)).model_fields]
+
+
+def with_gpus(group: ModelGroup, gpus: int, backend: str, time_shares: bool) -> ModelGroup:
+    """The same group on another number of devices; the template split keeps its proportions."""
+    split = scaled_split(group, gpus, train_min(group, backend), time_shares)
+    cluster = group.cluster.model_copy(update={"gpus": gpus, **split})
+    return group.model_copy(update={"cluster": cluster})
+
+
+def train_min(group: ModelGroup, backend: str) -> int:
+    """Devices that the training state needs at least."""
+    return 1 if backend == "live" else modelled(group, real=False).training.smallest_unit

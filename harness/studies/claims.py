@@ -1,0 +1,204 @@
+"""The paper's claims beside what came out here. `claims.toml` says what each is, and which runs test it.
+
+| verdict        | what came out                                                                        |
+|----------------|--------------------------------------------------------------------------------------|
+| reproduced     | a gain that is shown (interval and rank test), whose interval overlaps the range     |
+| partly         | a gain that is shown, but does not reach the range, or is beyond it                  |
+| not reproduced | no gain is shown, though there are runs enough to show one                           |
+| not tested     | nothing: the claim says why, runs of its suite are missing, or they are too few      |
+
+The value is the geometric mean over a suite's workloads; its interval is over seeds, each of them averaged
+over workloads, because a replicate is a run and a workload is not a draw from anything.
+"""
+
+from __future__ import annotations
+
+import shlex
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from harness.errors import BenchError, InvalidRun, UsageError, unknown
+from harness.results.record import RunDirectory
+from harness.results.tables import Recorded
+from harness.studies.compare import METRICS, Contrast, compare
+from harness.studies.stats import FEWEST_FOR_A_VERDICT, Effect, Verdict, compare_paired
+from harness.studies.suite import Suite, load_suite
+from harness.studies.sweep import ledger
+
+CLAIMS = Path(__file__).parent / "claims.toml"
+EQUAL_BOUNDS_MATTER = frozenset({"staleness"})  # each claim says at which bounds it compares
+FEWEST_PAIRS = FEWEST_FOR_A_VERDICT[True]
+
+
+class Ratio(BaseModel):
+    """A ratio of two selections of a suite's runs."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    of: str
+    to: str
+    metric: str = "throughput"
+
+
+class Claim(BaseModel):
+    """One claim: a range (or a limit), its source, and either a ratio that tests it or why nothing does."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    id: str
+    text: str
+    source: str
+    low: Annotated[float, Field(gt=0)] | None = None
+    high: Annotated[float, Field(gt=0)] | None = None
+    note: str = ""
+    suite: str | None = None
+    grid: int | None = None  # of the suite; None: all of it
+    ratio: Ratio | None = None
+    untested: str | None = None
+
+    @model_validator(mode="after")
+    def _tested_or_not(self) -> Claim:
+        if (self.ratio is None) == (self.untested is None):
+            raise ValueError("a claim has either a ratio or a reason why it is untested")
+        if self.ratio is not None and (self.suite is None or self.low is None or self.high is None):
+            raise ValueError("a claim with a ratio needs suite, low and high")
+        return self
+
+
+class ClaimsFile(BaseModel):
+    """The table as it is written."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    frozen_in: str
+    claim: Annotated[list[Claim], Field(min_length=1)]
+
+
+class Found(StrEnum):
+    """Whether a claim came out."""
+
+    REPRODUCED = "reproduced"
+    PARTLY = "partly"
+    NOT_REPRODUCED = "not reproduced"
+    NOT_TESTED = "not tested"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A claim with its verdict. `notes` are what a reader must know of the runs."""
+
+    claim: Claim
+    verdict: Found
+    frozen_in: str
+    why: str = ""
+    kind: str = ""
+    effect: Effect | None = None
+    parts: tuple[Contrast, ...] = ()
+    command: str = ""
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        claim = self.claim
+        return {
+            "id": claim.id, "claim": claim.text, "low": claim.low, "high": claim.high, "source": claim.source,
+            "note": claim.note, "verdict": self.verdict, "why": self.why, "kind": self.kind,
+            "reproduced": asdict(self.effect) if self.effect else None,
+            "parts": [part.to_json() for part in self.parts], "command": self.command,
+            "suite": claim.suite, "frozen_in": self.frozen_in, "notes": list(self.notes),
+        }  # fmt: skip
+
+
+def read_claims(path: Path = CLAIMS) -> ClaimsFile:
+    """Raises `UsageError` naming file and key."""
+    try:
+        file = ClaimsFile.model_validate(tomllib.loads(path.read_text()))
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path}: {error}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UsageError(f"{path}: {where}: {first['msg'].lower()}") from None
+    for claim in file.claim:
+        if claim.ratio is not None and claim.ratio.metric not in METRICS:
+            raise UsageError(f"{path}: {claim.id}: {unknown('metric', claim.ratio.metric, METRICS)}")
+    return file
+
+
+def runs_of(file: ClaimsFile, root: Path, any_code: bool = False) -> dict[str, dict[str, Recorded]]:
+    """By suite and cell, the complete runs in `root`; only of this code, if not of any."""
+    found: dict[str, dict[str, Recorded]] = {}
+    for name in {claim.suite for claim in file.claim if claim.suite}:
+        done = ledger(load_suite(name), root, any_code).done
+        found[name] = {
+            cell: Recorded(RunDirectory(root / manifest["run"], manifest)) for cell, manifest in done.items()
+        }
+    return found
+
+
+def judge(
+    file: ClaimsFile, runs: Mapping[str, Mapping[str, Recorded]], root: Path, path: Path = CLAIMS
+) -> list[Row]:
+    """Every claim with what these runs say of it; `root` and `path` are for the command."""
+    suites = {name: load_suite(name) for name in {claim.suite for claim in file.claim if claim.suite}}
+    rows = []
+    for claim in file.claim:
+        if claim.ratio is None or claim.suite is None:
+            rows.append(Row(claim, Found.NOT_TESTED, file.frozen_in, claim.untested or ""))
+            continue
+        try:
+            row = _tested(claim, suites[claim.suite], runs.get(claim.suite, {}))
+        except InvalidRun:
+            raise  # a file that is not what was sealed is no reason to leave a claim untested
+        except BenchError as error:
+            row = Row(claim, Found.NOT_TESTED, "", str(error))
+        rows.append(replace(row, frozen_in=file.frozen_in, command=_command(claim.suite, root, path)))
+    return rows
+
+
+def _command(suite: str, root: Path, path: Path) -> str:
+    results = ["--results", str(root)]
+    table = [] if path == CLAIMS else ["--claims", str(path)]
+    return " && ".join(
+        shlex.join(words)
+        for words in (["bench", "sweep", suite, "--resume", *results], ["bench", "claims", *table, *results])
+    )
+
+
+def _tested(claim: Claim, suite: Suite, runs: Mapping[str, Recorded]) -> Row:
+    if claim.ratio is None:
+        raise UsageError(f"{claim.id} has no ratio that runs could test")
+    cells = [cell for cell in suite.cells if claim.grid is None or claim.grid in cell.grids]
+    if not cells:
+        raise UsageError(f"{suite.name} has no grid {claim.grid}")
+    missing = sum(cell.id not in runs for cell in cells)
+    if missing:
+        return Row(claim, Found.NOT_TESTED, "", f"{missing} of {len(cells)} runs of {suite.name} are missing")
+    found = [runs[cell.id] for cell in cells]
+    parts = compare(found, [claim.ratio.to, claim.ratio.of], claim.ratio.metric, EQUAL_BOUNDS_MATTER)
+    seeds = sorted(set.intersection(*(set(part.points) for part in parts)))
+    means = {seed: geometric_mean([part.points[seed] for part in parts]) for seed in seeds}
+    effect = compare_paired(dict.fromkeys(seeds, 1.0), means)
+    verdict, why = _verdict(claim, effect)
+    notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
+    return Row(claim, verdict, "", why or claim.note, parts[0].kind, effect, tuple(parts), notes=notes)
+
+
+def _verdict(claim: Claim, effect: Effect) -> tuple[Found, str]:
+    """Why, where the verdict alone does not say it."""
+    if claim.low is None or claim.high is None:
+        raise UsageError(f"{claim.id} has no range that an effect could be in")
+    if effect.n < FEWEST_PAIRS:
+        return Found.NOT_TESTED, f"{effect.n} seeds can show nothing; at least {FEWEST_PAIRS} are needed"
+    wanted = Verdict.FASTER if claim.low > 1 else Verdict.SLOWER
+    if effect.verdict is not wanted:
+        return Found.NOT_REPRODUCED, "no gain is shown" if effect.verdict is Verdict.INCONCLUSIVE else ""
+    overlaps = effect.low <= claim.high and effect.high >= claim.low
+    return (Found.REPRODUCED if overlaps else Found.PARTLY), ""

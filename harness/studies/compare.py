@@ -1,0 +1,352 @@
+"""Which runs are compared with which, and when that is refused.
+
+A comparison is between runs that may stand side by side (`comparable.py`: one kind, one workload, equal
+bounds and realised staleness), seed by seed. What is not so is refused, unless allowed by name.
+
+A side of it is a selection: a system, a run, or key=value with commas between.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from harness.errors import UsageError, unknown
+from harness.results.comparable import (
+    Side,
+    check_cores,
+    check_kinds,
+    check_names,
+    check_staleness,
+    differences,
+    flat,
+    workload_of,
+)
+from harness.results.tables import Recorded, unverified_note
+from harness.studies.stats import (
+    FEWEST_FOR_A_VERDICT,
+    LEVEL,
+    Effect,
+    Verdict,
+    compare_independent,
+    compare_paired,
+)
+from systems.policies import ALIASES, SYSTEMS
+from workloads.groups import group_names, load_group
+
+FEW = 10  # below so many pairs the raw points are shown
+
+# Larger is better in all of them. Throughput counts policy and judge tokens over all devices.
+METRICS: dict[str, Callable[[dict[str, Any]], float]] = {
+    "throughput": lambda summary: summary["tokens_per_s"]["total"],
+    "policy-throughput": lambda summary: summary["tokens_per_s"]["policy"],
+    "judge-throughput": lambda summary: summary["tokens_per_s"]["judge"],
+    "speed": lambda summary: 1 / summary["makespan_s"],
+}
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A contender against a baseline on one workload."""
+
+    workload: str
+    kind: str
+    metric: str
+    baseline: Side
+    contender: Side
+    effect: Effect
+    points: dict[int, float]  # ratio by seed; empty where runs are not paired
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        sides = {
+            name: {
+                "label": side.label,
+                "kind": side.kind,
+                "staleness": side.staleness,
+                "runs": [run.id for run in side.runs],
+            }
+            for name, side in (("baseline", self.baseline), ("contender", self.contender))
+        }
+        effect = {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in asdict(self.effect).items()
+        }
+        return {
+            "workload": self.workload, "kind": self.kind, "metric": self.metric, **sides, **effect,
+            "points": self.points, "notes": list(self.notes),
+        }  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------- selecting
+
+
+def select(runs: Sequence[Recorded], text: str) -> list[Recorded]:
+    """The runs that a selection names. Raises `UsageError` if there are none."""
+    found = list(runs)
+    for part in text.split(","):
+        key, equals, value = part.partition("=")
+        if not equals and ALIASES.get(part, part) not in SYSTEMS:
+            exact = [run for run in found if part in (run.id, str(run.directory.path))]
+            found = exact or [run for run in found if part in run.id]
+            if not found:
+                raise UsageError(f"'{part}' is no system, no key=value and no part of a run's name here")
+            continue
+        if not equals:
+            key, value = "system", part
+        if key == "system":
+            value = ALIASES.get(value, value)
+        offered = sorted({spelled(run, key) for run in found})
+        found = [run for run in found if spelled(run, key) == spelled_value(value)]
+        if not found:
+            raise UsageError(f"no run with {key}={value}; there are: {', '.join(offered)}")
+    return found
+
+
+TOP = ("system", "seed", "staleness", "steps", "backend")
+
+
+def spelled(run: Recorded, key: str) -> str:
+    """A run's value of a selection key."""
+    spec = run.spec
+    if key in TOP:
+        return spelled_value(spec[key])
+    if key == "model":
+        return str(spec["group"]["name"])
+    if key == "gpus":
+        return spelled_value(spec["group"]["cluster"]["gpus"])
+    if key == "kind":
+        return str(run.kind)
+    if key == "variant":
+        return run.variant or "none (give --suite)"
+    table, _, field = key.partition(".")
+    tables = {name: part for name, part in spec["group"].items() if isinstance(part, dict)}
+    if field in tables.get(table, {}):
+        return spelled_value(tables[table][field])
+    known = [
+        *TOP,
+        "model",
+        "gpus",
+        "kind",
+        "variant",
+        *(f"{name}.{one}" for name, part in tables.items() for one in part),
+    ]
+    raise unknown("selection key", key, known)
+
+
+def spelled_value(value: Any) -> str:
+    """700, 700.0 and '700' are one; no digit is lost."""
+    text = str(value)
+    if text.removesuffix(".0").lstrip("-").isdigit():
+        return text.removesuffix(".0")
+    try:
+        return repr(float(text)).removesuffix(".0")
+    except ValueError:
+        return text
+
+
+# ------------------------------------------------------------------------------------------- comparing
+
+
+def compare(
+    runs: Sequence[Recorded], selections: Sequence[str], metric: str = "throughput",
+    allow: frozenset[str] = frozenset(),
+) -> list[Contrast]:  # fmt: skip
+    """The first selection is the baseline of all others. Raises `UsageError` for what is not comparable."""
+    return compare_sides([(text, select(runs, text)) for text in selections], metric, allow)
+
+
+def compare_sides(
+    sides: Sequence[tuple[str, list[Recorded]]], metric: str, allow: frozenset[str]
+) -> list[Contrast]:
+    """As `compare`, of runs that were selected already, under their labels."""
+    if metric not in METRICS:
+        raise unknown("metric", metric, METRICS)
+    check_names(allow)
+    if len(sides) < 2:
+        raise UsageError("compare needs a baseline and at least one other")
+    base, *others = (Side(label, tuple(runs)) for label, runs in sides)
+    return [contrast for other in others for contrast in _against(base, other, metric, allow)]
+
+
+def _against(base: Side, other: Side, metric: str, allow: frozenset[str]) -> Iterator[Contrast]:
+    both = (base, other)
+    shared = [*check_kinds(both, allow), *check_cores(both, allow)]
+    one, two = (_by_workload(side.runs, allow) for side in both)
+    common = [key for key in one if key in two]
+    if not common:
+        hint = "" if "workload" in allow else " (--allow workload)"
+        raise UsageError(
+            f"{base.label} and {other.label} have no workload in common: they "
+            f"{differences(base.runs[0], other.runs[0])}{hint}"
+        )
+    for label, mine, theirs in ((base.label, one, two), (other.label, two, one)):
+        if alone := [describe(runs[0]) for key, runs in mine.items() if key not in theirs]:
+            shared.append(f"left out, because only {label} has runs of it: {'; '.join(alone)}")
+    for key in common:
+        sides, notes = [], list(shared)
+        for label, found in ((base.label, one[key]), (other.label, two[key])):
+            kept, repeated = _one_a_seed(label, found)
+            sides.append(Side(label, kept))
+            notes += [f"{label}: the newest of {repeated + 1} equal runs of a seed"] if repeated else []
+        yield _contrast(sides[0], sides[1], metric, allow, notes)
+
+
+def _by_workload(runs: Sequence[Recorded], allow: frozenset[str]) -> dict[str, list[Recorded]]:
+    found: dict[str, list[Recorded]] = defaultdict(list)
+    for run in runs:
+        found[json.dumps(workload_of(run, allow), sort_keys=True)].append(run)
+    return found
+
+
+def _by_seed(side: Side, metric: str) -> dict[int, float]:
+    return {run.seed: METRICS[metric](run.summary) for run in side.runs}
+
+
+def _one_a_seed(label: str, runs: list[Recorded]) -> tuple[tuple[Recorded, ...], int]:
+    """The newest run of each seed; runs of a seed that asked for different things are a mistake."""
+    kept: dict[int, Recorded] = {}
+    for run in runs:  # oldest first
+        before = kept.get(run.seed)
+        if before is not None and before.spec != run.spec:
+            a, b = _selectable(before), _selectable(run)
+            key = next((key for key in a if a[key] != b.get(key)), "system")
+            raise UsageError(
+                f"{label} has runs of seed {run.seed} that differ in {key} ({a.get(key)} and {b.get(key)}): "
+                f"add it to the selection, as in '{label},{key}={b.get(key)}'"
+            )
+        kept[run.seed] = run
+    return tuple(kept[seed] for seed in sorted(kept)), len(runs) - len(kept)
+
+
+def _selectable(run: Recorded) -> dict[str, str]:
+    """All that a selection can tell a run by."""
+    group = {key: value for key, value in flat(run.spec["group"]).items() if key.count(".") == 1}
+    known = {key: spelled_value(run.spec[key]) for key in TOP}
+    return known | {"model": run.spec["group"]["name"]} | {k: spelled_value(v) for k, v in group.items()}
+
+
+def _contrast(
+    baseline: Side, contender: Side, metric: str, allow: frozenset[str], notes: list[str]
+) -> Contrast:
+    label = describe(contender.runs[0])
+    if (differ := describe(baseline.runs[0])) != label:
+        notes.append(f"{baseline.label} ran another workload: {differ}")
+    common = sorted({run.seed for run in baseline.runs} & {run.seed for run in contender.runs})
+    if not common and "seeds" not in allow:
+        raise UsageError(
+            f"{label}: {baseline.label} and {contender.label} have no seed in common, so no pairs "
+            "(--allow seeds compares them as independent samples)"
+        )
+    if common:
+        if left := len(baseline.runs) + len(contender.runs) - 2 * len(common):
+            notes.append(f"{left} runs have no partner of their seed and are left out")
+        baseline, contender = (
+            Side(side.label, tuple(run for run in side.runs if run.seed in common))
+            for side in (baseline, contender)
+        )
+    notes += check_staleness((baseline, contender), allow, label)
+    one, other = _by_seed(baseline, metric), _by_seed(contender, metric)
+    if common:
+        effect, points = compare_paired(one, other), {seed: other[seed] / one[seed] for seed in common}
+    else:
+        effect, points = compare_independent([*one.values()], [*other.values()]), {}
+    if effect.n < FEWEST_FOR_A_VERDICT[effect.paired]:
+        notes.append(
+            f"no verdict was possible: with {effect.n} {'pairs' if effect.paired else 'runs a side'} no rank "
+            f"test reaches p < {LEVEL}, {FEWEST_FOR_A_VERDICT[effect.paired]} are needed"
+        )
+    elif (effect.low > 1 or effect.high < 1) and effect.verdict is Verdict.INCONCLUSIVE:
+        notes.append("the interval excludes 1, but the rank test does not confirm it")
+    runs = (*baseline.runs, *contender.runs)
+    notes += unverified_note(runs)
+    manifests = [run.directory.manifest for run in runs]
+    if (versions := len({manifest.get("code_sha256") for manifest in manifests})) > 1:
+        notes.append(f"runs of {versions} versions of the code")
+    if any("costs_sha256" not in manifest for manifest in manifests):
+        notes.append("some runs are older than the record of the simulator's coefficients, which may differ")
+    return Contrast(label, contender.kind, metric, baseline, contender, effect, points, tuple(notes))
+
+
+# ------------------------------------------------------------------------------------------- saying it
+
+
+def describe(run: Recorded) -> str:
+    """A workload in words: the model group, and where it differs from the shipped one."""
+    group = run.spec["group"]
+    name: str = group["name"]
+    changed = [f"{key}={value}" for key, value in changes(group).items()]
+    return " ".join([name, f"{run.spec['steps']} steps", *changed])
+
+
+def changes(group: Mapping[str, Any]) -> dict[str, str]:
+    """Settings in which a resolved model group differs from the shipped one."""
+    if group["name"] not in group_names():
+        return {}
+    shipped = flat(load_group(group["name"]).model_dump(mode="json"))
+    return {key: spelled_value(value) for key, value in flat(group).items() if shipped.get(key) != value}
+
+
+class Part(StrEnum):
+    """What of an effect a condition looks at."""
+
+    ESTIMATE = "estimate"
+    LOW = "low"
+    HIGH = "high"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """'throughput<-5%': true of a contrast that a check is to fail on.
+
+    It looks at the point estimate, whatever its interval; 'throughput.high<-5%' at the interval's upper end,
+    and so fires only if the whole interval is below; 'throughput.low' is the lower end.
+    """
+
+    text: str
+    metric: str
+    part: Part
+    below: bool
+    share: float
+
+    def holds(self, contrast: Contrast) -> bool:
+        """Raises `UsageError` where the contrast has no interval, so that its end could never fire."""
+        effect = contrast.effect
+        value = {Part.ESTIMATE: effect.ratio, Part.LOW: effect.low, Part.HIGH: effect.high}[self.part]
+        if not math.isfinite(value):
+            raise UsageError(
+                f"--fail-on '{self.text}': {effect.n} {'pair' if effect.paired else 'run a side'} has no "
+                f"interval on {contrast.workload}; give more seeds"
+            )
+        return value - 1 < self.share if self.below else value - 1 > self.share
+
+    def said(self, contrast: Contrast) -> str:
+        """Why it fired, with what it looked at."""
+        effect = contrast.effect
+        interval = f"{100 * (1 - LEVEL):.0f} % interval {effect.low - 1:+.1%} to {effect.high - 1:+.1%}"
+        if not math.isfinite(effect.high):
+            interval = "no interval"
+        looked = "the point estimate" if self.part is Part.ESTIMATE else f"the interval's {self.part} end"
+        return (
+            f"{self.text}: {contrast.contender.label} is {effect.ratio - 1:+.1%} in {self.metric} on "
+            f"{contrast.workload} ({interval}; {effect.verdict}); the condition is of {looked}"
+        )
+
+
+def condition(text: str) -> Condition:
+    """Raises `UsageError`."""
+    found = re.fullmatch(r"([a-z-]+)(?:\.([a-z]+))?\s*([<>])\s*([+-]?\d+(?:\.\d+)?)\s*%", text.strip())
+    if found is None:
+        raise UsageError(f"--fail-on '{text}': expected METRIC<PERCENT%, as in 'throughput<-5%'")
+    metric, part, sign, percent = found.groups()
+    if metric not in METRICS:
+        raise unknown("metric", metric, METRICS)
+    if part is not None and part not in (Part.LOW, Part.HIGH):
+        raise unknown("end of an interval", part, [Part.LOW, Part.HIGH])
+    return Condition(text, metric, Part(part or Part.ESTIMATE), sign == "<", float(percent) / 100)
