@@ -16,6 +16,8 @@ RUNS = (
 DECIDES = ("tests/sim/test_golden.py",)
 SERVING = ("tests/unit/test_serving.py", *RUNS)
 STUDIES = ("tests/unit/test_stats.py", "tests/unit/test_compare.py")
+SWEEPS = "tests/cli/test_sweep.py::"
+STUDY = f"{SWEEPS}test_a_study_from_its_suite_to_its_claims"
 TARGETS: dict[str, tuple[str, ...]] = {
     "systems/pipeline.py": (*RUNS, "tests/unit/test_settings.py", "tests/live/test_cut_off.py"),
     "systems/runtime.py": SERVING,
@@ -33,14 +35,21 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "systems/policies/pivot.py": DECIDES,
     "harness/studies/stats.py": STUDIES,
     "harness/results/comparable.py": ("tests/unit/test_compare.py", "tests/figures/test_figures.py"),
-    "harness/studies/compare.py": ("tests/unit/test_compare.py", "tests/cli/test_sweep.py"),
-    "harness/studies/claims.py": ("tests/unit/test_compare.py", "tests/cli/test_sweep.py"),
+    "harness/studies/compare.py": ("tests/unit/test_compare.py", STUDY),
+    "harness/studies/claims.py": ("tests/unit/test_compare.py", STUDY),
     "harness/results/summary.py": ("tests/unit/test_tally.py", "tests/figures/test_figures.py"),
-    "harness/studies/sweep.py": ("tests/unit/test_compare.py", "tests/cli/test_sweep.py"),
-    "harness/results/record.py": (
-        "tests/unit/test_log.py", "tests/cli/test_cli.py", "tests/cli/test_endings.py",
+    "harness/studies/sweep.py": (
+        "tests/unit/test_sweep.py", f"{SWEEPS}test_cells_are_kept_only_if_that_was_asked_for",
+        f"{SWEEPS}test_what_fails_stops_nothing_else_and_is_tried_again_on_request",
+        f"{SWEEPS}test_a_cell_that_dies_before_its_run_begins_is_on_record",
+        f"{SWEEPS}test_fail_fast_starts_nothing_more",
     ),
-    "harness/results/log.py": ("tests/unit/test_log.py", "tests/cli/test_cli.py"),
+    "harness/results/record.py": (
+        "tests/unit/test_log.py", "tests/cli/test_cli.py::test_a_run_leaves_a_complete_directory",
+        "tests/cli/test_endings.py::test_a_run_that_was_killed_is_not_running",
+    ),
+    "harness/runs/code.py": ("tests/unit/test_log.py",),
+    "harness/results/log.py": ("tests/unit/test_log.py",),
 }  # fmt: skip
 
 # Places where a mutant cannot change what the program does, so that no test could notice.
