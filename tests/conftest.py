@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.results.summary import Tally
-from harness.runs.assemble import Parts, build
+from harness.runs.assemble import Parts, assemble
 from harness.runs.runner import header
 from harness.runs.spec import RunSpec, resolve
 from systems.backends.base import Backend
@@ -64,7 +64,7 @@ def small_spec(
 
 def simulate(spec: RunSpec, wrap: Any = lambda backend: backend) -> tuple[MemoryLog, Tally, Runtime]:
     """Run a spec on its backend, wrapped, and tally its events."""
-    parts: Parts = build(spec)
+    parts: Parts = assemble(spec)
     backend: Backend = wrap(parts.backend)
     log, tally, kept = MemoryLog(), Tally(), []
 

@@ -6,7 +6,6 @@ a largest value, far above what anyone runs, so that a slip of the keyboard is r
 
 from __future__ import annotations
 
-import hashlib
 import json
 import tomllib
 from functools import cache
@@ -16,9 +15,6 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from systems.costs.architecture import Architecture
-from systems.costs.cost import HERE as COEFFICIENTS
-from systems.costs.cost import ClusterCost, cluster_cost
-from systems.costs.hardware import load_hardware
 from systems.types import Publishing
 
 HERE = Path(__file__).parent
@@ -156,15 +152,6 @@ class ModelGroup(Table):
     custom: dict[str, dict[str, Any]] = {}  # shapes of models given as a config.json, by name
 
 
-@cache
-def costs_sha256() -> str:
-    """Of every coefficient that a simulated duration comes from."""
-    sha = hashlib.sha256((HERE / "architectures.toml").read_bytes())
-    for path in sorted([*COEFFICIENTS.glob("*.toml"), *COEFFICIENTS.glob("hardware/*.toml")]):
-        sha.update(path.name.encode() + path.read_bytes())
-    return sha.hexdigest()
-
-
 def group_names() -> list[str]:
     """Smallest cluster first."""
     loaded = [load_group(path.stem) for path in (HERE / "groups").glob("*.toml")]
@@ -194,20 +181,3 @@ def architecture_of(group: ModelGroup, name: str) -> Architecture:
     if name in group.custom:
         return Architecture(**group.custom[name])
     return architecture(name)
-
-
-def modelled(group: ModelGroup, real: bool) -> ClusterCost:
-    """The pair's cost model; only a real model's tokens stand for several of the pair's."""
-    return cluster_cost(
-        architecture_of(group, group.pair.policy),
-        architecture_of(group, group.pair.judge),
-        load_hardware(group.cluster.hardware),
-        policy_tp=group.pair.policy_tp,
-        judge_tp=group.pair.judge_tp,
-        max_running=group.cluster.max_running,
-        gpus_per_node=group.cluster.gpus_per_node,
-        train_stages=group.pair.train_stages,
-        mini_batch_samples=group.workload.prompts * group.workload.samples // group.workload.mini_batches,
-        token_scale=group.cluster.token_scale if real else 1,
-        factors=group.costs.model_dump(),
-    )

@@ -108,6 +108,7 @@ def systems() -> list[str]:
 
 
 def models() -> list[str]:
+    from harness.runs.backends import usual
     from workloads.groups import group_names, load_group
 
     lines = []
@@ -115,7 +116,7 @@ def models() -> list[str]:
         group = load_group(name)
         cluster = group.cluster
         split = f"{cluster.train}/{cluster.rollout}/{cluster.reward}"
-        backend = "cosim" if group.real else "sim"
+        backend = usual(group).name
         lines.append(
             f"{name:<16}{group.description}; {cluster.gpus} GPUs (train/rollout/reward {split}); {backend}"
         )

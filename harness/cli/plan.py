@@ -10,7 +10,8 @@ import click
 
 from harness.errors import UsageError
 from harness.results.record import RUNS
-from harness.runs.assemble import build
+from harness.runs.assemble import assemble
+from harness.runs.backends import SIM
 from harness.runs.spec import resolve
 from harness.studies.plan import plan, plan_suite
 from harness.studies.suite import load_suite
@@ -56,12 +57,12 @@ def command(
         raise UsageError("give a suite, or --system and --model")
     configs = {"policy": policy_config, "judge": judge_config}
     spec = resolve(
-        system=system, model=model, backend="sim", steps=20 if steps is None else steps, seed=seed or 0,
+        system=system, model=model, backend=SIM.name, steps=20 if steps is None else steps, seed=seed or 0,
         staleness=None, gpus=gpus,
         settings=settings, trace=trace,
         configs={which: path for which, path in configs.items() if path is not None},
     )  # fmt: skip
-    build(spec)  # refuses what does not fit, with the numbers
+    assemble(spec)  # refuses what does not fit, with the numbers
     found = plan(spec)
     click.echo(json.dumps(found) if as_json else render(found))
 

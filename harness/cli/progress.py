@@ -45,7 +45,7 @@ class Progress:
         self._say(
             f"{spec.kind}: {spec.system} on {group.name} = {self._cast()}, staleness <= {spec.staleness}"
         )
-        if spec.backend == "sim":
+        if not spec.on.real:
             why = "is too large to be real here" if group.real is None else "was asked for without weights"
             self._say(f"{group.name} {why}: lengths and durations are simulated, nothing is learned")
         if not self._quiet:
@@ -54,11 +54,11 @@ class Progress:
     def _cast(self) -> str:
         """Models and devices, in words."""
         spec, pair, cluster = self._spec, self._spec.group.pair, self._spec.group.cluster
-        if spec.backend == "live":
+        if spec.on.measured:
             shared = f" on {cores()} cores: oversubscribed" if cluster.gpus > cores() else ""
             return f"its tiny policy and judge, {cluster.gpus} worker processes{shared}"
         real = f"; real tiny weights stand for them, 1 token for {cluster.token_scale}" if (
-            spec.backend == "cosim"
+            spec.on.real
         ) else ""  # fmt: skip
         return f"policy {pair.policy} + judge {pair.judge}{real}; {cluster.gpus} x {cluster.hardware.upper()}"
 

@@ -10,6 +10,7 @@ import click
 
 from harness.errors import CHECK_FAILED, UsageError
 from harness.results.record import RUNS, RunDirectory
+from harness.runs.backends import BACKENDS
 from harness.runs.live_costs import load_calibration
 from harness.runs.replay import Replay, replay
 
@@ -27,7 +28,7 @@ def command(run: str, calibration: Path | None, results: Path, as_json: bool) ->
     Ends with 1 if a plan is not the recorded one.
     """
     directory = RunDirectory.open(results, run)
-    live = directory.manifest["spec"]["backend"] == "live"
+    live = BACKENDS[directory.manifest["spec"]["backend"]].measured
     if calibration is not None and not live:
         raise UsageError(f"--calibration {calibration}: {directory.id} is not a live run")
     model = directory.manifest["spec"]["group"]["name"]

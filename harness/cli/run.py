@@ -12,9 +12,10 @@ from harness.cli.summary import render
 from harness.errors import UsageError
 from harness.results.record import RUNS
 from harness.results.wandb import MODES, Mirror, chosen_mode
+from harness.runs.backends import BACKENDS
 from harness.runs.runner import run
 from harness.runs.sensitivity import render_sensitivity, variants
-from harness.runs.spec import BACKENDS, RunSpec, resolve
+from harness.runs.spec import RunSpec, resolve
 
 
 @click.command("run")
@@ -87,7 +88,7 @@ def command(
 
 
 def check_sensitivity(spec: RunSpec, wanted: bool, as_json: bool) -> None:
-    if wanted and spec.backend != "sim":
+    if wanted and spec.on.real:
         raise UsageError("--sensitivity varies simulated costs: give --backend sim")
     if wanted and as_json:
         raise UsageError("--sensitivity prints a table: leave --json out")

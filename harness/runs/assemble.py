@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
 
 from harness.errors import UsageError
-from harness.runs.estimates import cost_of, floor_of, prior_of
+from harness.runs.backends import Learned, Request, recorded
+from harness.runs.costs import cost_of
+from harness.runs.estimates import floor_of, prior_of
 from harness.runs.layout import layout_of
 from harness.runs.spec import RunSpec
 from systems.backends.base import Backend
 from systems.backends.faults import Fault, FaultyBackend
-from systems.backends.sim.backend import SimBackend
-from systems.backends.sim.lengths import DrawnLengths
-from systems.backends.sim.training import CountingLearner
 from systems.costs.bounds import Floor
 from systems.costs.durations import ClusterDurations
 from systems.pipeline import Workload
@@ -36,7 +32,7 @@ from systems.types import (
 )
 from workloads.groups import ModelGroup, architecture_of, real_positions
 from workloads.hops import task
-from workloads.synthetic import SyntheticWorkload
+from workloads.recorded import RecordedWorkload
 
 MOST_SEQUENCES = 1 << 20  # of an RL step: more would fill this machine's memory
 
@@ -55,27 +51,27 @@ class Parts:
     learned: Learned | None = None
 
 
-class Learned(Protocol):
-    """What a run with real weights has learned."""
+def assemble(spec: RunSpec, again: RecordedWorkload | None = None, prior: Estimates | None = None) -> Parts:
+    """The parts of a run; raises `UsageError` or `UnfitError` before anything has started.
 
-    def weights_sha256(self) -> str: ...
-
-    def save(self, directory: Path) -> None: ...
-
-
-def build(spec: RunSpec) -> Parts:
-    """Assemble a run; raises `UsageError` or `UnfitError` before anything has started."""
+    With the recorded lengths of a finished run it is that run `again`, on the simulated cluster. `prior`
+    replaces what the planner would be told in advance.
+    """
     cost, layout, recipe = check_request(spec)
-    backend, workload, learned = BUILDERS[spec.backend](spec, cost, recipe)
-    if spec.group.faults.losses:
+    if again is None:
+        asked = Request(spec.group, spec.seed, recipe, cost, spec.trace)
+        backend, workload, learned = spec.on.build(asked)
+    else:
+        backend, workload, learned = recorded(again, cost)
+    if spec.group.faults.losses and not (again and spec.on.measured):
         backend = FaultyBackend(backend, draw_losses(spec, layout))
-    prior, floor = prior_of(spec, cost, recipe), floor_of(cost, spec)
-    return Parts(layout, recipe, cost, backend, workload, prior, floor, learned)
+    prior = prior or prior_of(spec, cost, recipe)
+    return Parts(layout, recipe, cost, backend, workload, prior, floor_of(cost, spec), learned)
 
 
 def check_request(spec: RunSpec) -> tuple[ClusterDurations, Layout, Recipe]:
     """Can this run start? Raises `UsageError` with the numbers; loads no weights."""
-    cost = cost_of(spec)
+    cost = cost_of(spec.group, spec.on.real, spec.calibration)
     layout = layout_of(spec.group, cost.training.smallest_unit, SYSTEMS[spec.system].time_shares)
     recipe = recipe_of(spec.group, spec.steps, spec.staleness)
     if spec.calibration is None:
@@ -84,35 +80,6 @@ def check_request(spec: RunSpec) -> tuple[ClusterDurations, Layout, Recipe]:
     check_positions(spec.group)
     check_in_time(spec, cost, layout, recipe)
     return cost, layout, recipe
-
-
-Built = tuple[Backend, Workload, Learned | None]
-
-
-def _simulated(spec: RunSpec, cost: ClusterDurations, recipe: Recipe) -> Built:
-    workload = SyntheticWorkload(
-        spec.group.lengths, spec.seed, recipe.samples, recipe.judge_calls, recipe.prompts, spec.trace
-    )
-    return SimBackend(spec.kind, cost, DrawnLengths(workload), CountingLearner()), workload, None
-
-
-def _cosimulated(spec: RunSpec, cost: ClusterDurations, recipe: Recipe) -> Built:
-    from harness.runs.tiny_models import cosimulated  # torch is loaded only where it is used
-
-    return cosimulated(spec, cost, recipe)
-
-
-def _live(spec: RunSpec, cost: ClusterDurations, recipe: Recipe) -> Built:
-    from harness.runs.tiny_models import live
-
-    return live(spec.group, spec.seed)
-
-
-BUILDERS: dict[str, Callable[[RunSpec, ClusterDurations, Recipe], Built]] = {
-    "sim": _simulated,
-    "cosim": _cosimulated,
-    "live": _live,
-}
 
 
 def recipe_of(group: ModelGroup, steps: int, staleness: int) -> Recipe:
@@ -143,7 +110,7 @@ def recipe_of(group: ModelGroup, steps: int, staleness: int) -> Recipe:
 def longest_context(spec: RunSpec) -> dict[Role, int]:
     """Most tokens that a sequence of each role can hold, in the run's own tokens."""
     group = spec.group
-    if spec.backend != "sim":
+    if spec.on.real:
         prompt, response = 128, group.learning.max_new_tokens
         judged = group.learning.judge_max_new_tokens
     else:

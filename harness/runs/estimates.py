@@ -1,4 +1,4 @@
-"""What things cost in a run: the cost model, what a planner may know before the first step, and the floor."""
+"""What is known of a run in advance: a planner's estimates before the first step, and a floor."""
 
 from __future__ import annotations
 
@@ -8,21 +8,13 @@ from harness.runs.spec import RunSpec
 from systems.costs.bounds import Floor, ServingFloor
 from systems.costs.durations import ClusterDurations
 from systems.types import SERVING, Estimates, Recipe, Role
-from workloads.groups import modelled
 from workloads.synthetic import LengthPrior, length_priors
-
-
-def cost_of(spec: RunSpec) -> ClusterDurations:
-    """The modelled pair on its hardware; for live workers, what their tiny models cost on a machine."""
-    if spec.calibration is not None:
-        return spec.calibration.cluster(spec.group)
-    return modelled(spec.group, real=spec.backend != "sim")
 
 
 def prior_of(spec: RunSpec, cost: ClusterDurations, recipe: Recipe) -> Estimates:
     """What the planner may know before the first step: declared priors and the cost model."""
     group = spec.group
-    if spec.backend != "sim":
+    if spec.on.real:
         # the warm-started models' lengths, rounded (workloads/hops/models/EVIDENCE.txt)
         priors = {Role.ROLLOUT: LengthPrior(15.0, 1.5), Role.REWARD: LengthPrior(35.0, 0.9)}
         prompt = 25.0

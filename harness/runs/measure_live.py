@@ -28,6 +28,7 @@ from scipy.optimize import nnls
 
 from harness.results.record import processor
 from harness.runs.assemble import recipe_of
+from harness.runs.backends import LIVE
 from harness.runs.live_costs import About, Calibration, ControlFit, GroupFit, ServingFit, TrainingFit
 from harness.runs.spec import cores, with_gpus
 from harness.runs.tiny_models import live
@@ -70,7 +71,7 @@ def calibrate(
     groups = {}
     for model in models:
         said(f"{model}: {effort.rounds} RL steps, {effort.shifts} times through the roles")
-        group = with_gpus(load_group(model), workers, "live", time_shares=True)
+        group = with_gpus(load_group(model), workers, LIVE, time_shares=True)
         groups[model] = run_live(_Measurement(group, effort).all())
     about = About(
         kind="measured",

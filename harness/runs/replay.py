@@ -19,17 +19,10 @@ from harness.errors import UsageError
 from harness.results.log import Event, reading
 from harness.results.record import RunDirectory
 from harness.results.summary import Tally
-from harness.runs.assemble import Parts, draw_losses, recipe_of
-from harness.runs.estimates import cost_of, floor_of, prior_of
-from harness.runs.layout import layout_of
+from harness.runs.assemble import assemble, check_request
 from harness.runs.live_costs import Calibration
 from harness.runs.runner import drive, header, rarely_collected
 from harness.runs.spec import RunSpec
-from systems.backends.base import Backend
-from systems.backends.faults import FaultyBackend
-from systems.backends.sim.backend import SimBackend
-from systems.backends.sim.lengths import DrawnLengths
-from systems.backends.sim.training import CountingLearner
 from systems.clock import run_virtual
 from systems.policies import SYSTEMS
 from systems.types import (
@@ -47,6 +40,8 @@ from systems.types import (
     View,
 )
 from workloads.recorded import RecordedWorkload
+
+ESTIMATES: TypeAdapter[Estimates] = TypeAdapter(Estimates)
 
 
 @dataclass(frozen=True)
@@ -122,8 +117,7 @@ def tallied(events: Iterable[Event]) -> Tally:
 def again(spec: RunSpec, events: Iterable[Event]) -> tuple[int, tuple[float, ...]]:
     """How many decisions were made, and when (seconds) the policy now decides otherwise."""
     policy = SYSTEMS[spec.system]()
-    layout = layout_of(spec.group, cost_of(spec).training.smallest_unit, policy.time_shares)
-    recipe = recipe_of(spec.group, spec.steps, spec.staleness)
+    _, layout, recipe = check_request(spec)
     memory_type: TypeAdapter[Any] = TypeAdapter(type(policy.begin(layout)))
     decisions, differing = 0, []
     for event in events:
@@ -155,7 +149,7 @@ def view_of(raw: dict[str, Any], layout: Layout, recipe: Recipe) -> View:
         running={role: raw["running"][role] for role in SERVING},
         coming=tuple(Coming(*batch) for batch in raw["coming"]),
         training=Training(**raw["training"]),
-        estimates=TypeAdapter(Estimates).validate_python(raw["estimates"]),
+        estimates=ESTIMATES.validate_python(raw["estimates"]),
     )
 
 
@@ -164,7 +158,7 @@ def view_of(raw: dict[str, Any], layout: Layout, recipe: Recipe) -> View:
 
 def simulate_again(spec: RunSpec, events: list[Event]) -> list[Event]:
     """The events of the same run on the simulated cluster, with the recorded lengths."""
-    parts = _parts(spec, events)
+    parts = assemble(spec, _recorded(spec, events), _prior(spec, events))
     log = _Memory()
     log.emit("run.began", 0, **header(spec, parts))
     with rarely_collected():
@@ -172,23 +166,16 @@ def simulate_again(spec: RunSpec, events: list[Event]) -> list[Event]:
     return log.events
 
 
-def _parts(spec: RunSpec, events: list[Event]) -> Parts:
-    cost = cost_of(spec)
-    layout = layout_of(spec.group, cost.training.smallest_unit, SYSTEMS[spec.system].time_shares)
-    recipe = recipe_of(spec.group, spec.steps, spec.staleness)
-    workload = _recorded(recipe, events)
-    backend: Backend = SimBackend(Kind.SIMULATED, cost, DrawnLengths(workload), CountingLearner())
-    if spec.group.faults.losses and spec.kind is not Kind.MEASURED:
-        backend = FaultyBackend(backend, draw_losses(spec, layout))
+def _prior(spec: RunSpec, events: Iterable[Event]) -> Estimates | None:
+    """What the planner really started from; for live runs, what their calibration says."""
     first = next((event for event in events if event["kind"] == "decision"), None)
-    if spec.calibration is None and first is not None:  # what the planner really started from
-        prior = view_of(first["view"], layout, recipe).estimates
-    else:
-        prior = prior_of(spec, cost, recipe)
-    return Parts(layout, recipe, cost, backend, workload, prior, floor_of(cost, spec))
+    if spec.calibration is not None or first is None:
+        return None
+    estimates: Estimates = ESTIMATES.validate_python(first["view"]["estimates"])
+    return estimates
 
 
-def _recorded(recipe: Recipe, events: Iterable[Event]) -> RecordedWorkload:
+def _recorded(spec: RunSpec, events: Iterable[Event]) -> RecordedWorkload:
     prompts: dict[int, int] = {}
     generated: dict[int, int] = {}
     for event in events:
@@ -196,6 +183,7 @@ def _recorded(recipe: Recipe, events: Iterable[Event]) -> RecordedWorkload:
             prompts[event["sequence"]] = event["context"] - event["resumed"]
         elif event["kind"] == "sequence.finished":
             generated[event["sequence"]] = event["tokens"]
+    recipe = spec.group.workload
     return RecordedWorkload(prompts, generated, recipe.samples, recipe.judge_calls)
 
 

@@ -23,11 +23,11 @@ from harness.results.log import EVENT_SCHEMA, EVENTS, EventLog, reading
 from harness.results.record import RUNS, RunDirectory, reserve
 from harness.results.summary import Caps, Tally
 from harness.results.wandb import Mirror
-from harness.runs.assemble import Parts, build
+from harness.runs.assemble import Parts, assemble
 from harness.runs.code import code_sha256
 from harness.runs.spec import RunSpec, cores
 from systems.backends.base import ClusterUnfit
-from systems.clock import NothingScheduled, begin_time, now_ns, run_live, run_virtual
+from systems.clock import NothingScheduled, begin_time, now_ns
 from systems.machine.files import file_sha256
 from systems.pipeline import Pipeline
 from systems.policies import SYSTEMS
@@ -51,9 +51,9 @@ def run(
     stepped: Callable[[Tally], None] = lambda _: None, mirror: Mirror | None = None,
 ) -> RunResult:  # fmt: skip
     """Run `spec` and record it under `root`. Errors in the request are raised before anything exists."""
-    parts = build(spec)
+    parts = assemble(spec)
     mirror = mirror or Mirror("disabled")
-    measured = spec.kind is Kind.MEASURED  # then the mirror waits: it would need the cores that are measured
+    measured = spec.on.measured  # then the mirror waits: it would need the cores that are measured
 
     def after_step(tally: Tally) -> None:
         with harmlessly():
@@ -75,7 +75,7 @@ def run(
             if not measured:
                 mirror.begin(directory.id, directory.path, facts)
         with rarely_collected():
-            (run_live if measured else run_virtual)(drive(spec, parts, log))
+            spec.on.clock(drive(spec, parts, log))
         weights = parts.learned.weights_sha256() if parts.learned else None
         log.emit("run.ended", tally_end(tally), weights_sha256=weights)
         if parts.learned:
@@ -193,7 +193,7 @@ def undisturbed() -> Iterator[None]:
 def caps_of(spec: RunSpec) -> Caps:
     """Longest generations of a simulated run. Real text says itself whether it was cut off; a trace's
     responses are as long as they were."""
-    if spec.backend != "sim":
+    if spec.on.real:
         return Caps()
     lengths = spec.group.lengths
     return Caps(None if spec.trace is not None else lengths.response_cap, lengths.judge_cap)
@@ -259,7 +259,7 @@ def header(spec: RunSpec, parts: Parts) -> dict[str, Any]:
         "publishing": parts.recipe.publishing,
         "template": {role: parts.layout.template[role] for role in parts.layout.template},
         "floor": asdict(parts.floor),
-        **(this_machine(spec) if spec.kind is Kind.MEASURED else {}),
+        **(this_machine(spec) if spec.on.measured else {}),
     }
 
 
@@ -274,7 +274,7 @@ def _model_name(spec: RunSpec, which: str) -> str:
     if spec.group.real is None:
         return modelled
     task, _, name = getattr(spec.group.real, which).split("/")
-    return f"{task}-{name}" if spec.kind is Kind.MEASURED else f"{task}-{name} as {modelled}"
+    return f"{task}-{name}" if spec.on.measured else f"{task}-{name} as {modelled}"
 
 
 def identify(directory: RunDirectory, events_sha256: str, summary: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.results.summary import Tally
-from harness.runs.assemble import build
+from harness.runs.assemble import assemble
 from harness.runs.runner import drive, header, rarely_collected
 from harness.runs.spec import RunSpec
 from systems.clock import run_virtual
@@ -37,7 +37,7 @@ def variants(spec: RunSpec) -> Iterator[Variant]:
 
 
 def simulated(spec: RunSpec) -> dict[str, Any]:
-    parts, tally = build(spec), Tally()
+    parts, tally = assemble(spec), Tally()
     tally.add({"t": 0, "kind": "run.began", **header(spec, parts)})
     with rarely_collected():
         run_virtual(drive(spec, parts, _Into(tally)))

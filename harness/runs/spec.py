@@ -15,23 +15,18 @@ from typing import Any
 from pydantic import ValidationError
 
 from harness.errors import UsageError, unknown
+from harness.runs.backends import BACKENDS, LIVE, SIM, BackendKind, usual
+from harness.runs.costs import costs_sha256, modelled
 from harness.runs.layout import scaled_split
 from harness.runs.live_costs import Calibration, load_calibration
 from systems.costs.architecture import ArchitectureError, read_config
 from systems.costs.hardware import hardware_names
 from systems.policies import ALIASES, SYSTEMS
 from systems.types import Kind
-from workloads.groups import ModelGroup, costs_sha256, group_names, load_group, modelled
+from workloads.groups import ModelGroup, group_names, load_group
 from workloads.traces import Trace, TraceError, read_trace
 
-CPU = "cpu"  # what a live worker runs on
 NO_CONFIGS: dict[str, Path] = {}
-UNREAD = {  # settings that mean nothing to a backend
-    "sim": ("learning.*", "live.*"),
-    "cosim": ("lengths.*", "live.*"),
-    "live": ("lengths.*", "costs.*", "cluster.hardware", "cluster.token_scale", "cluster.max_running"),
-}
-BACKENDS = {"sim": Kind.SIMULATED, "cosim": Kind.COSIMULATED, "live": Kind.MEASURED}
 
 
 @dataclass(frozen=True)
@@ -48,8 +43,14 @@ class RunSpec:
     trace: Trace | None = None  # lengths in place of priors
 
     @property
-    def kind(self) -> Kind:
+    def on(self) -> BackendKind:
+        """What it is made on."""
         return BACKENDS[self.backend]
+
+    @property
+    def kind(self) -> Kind:
+        """Of its numbers."""
+        return self.on.kind
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -80,7 +81,7 @@ class RunSpec:
     @property
     def costs_sha256(self) -> str | None:
         """Of the coefficients that its durations come from; None where they are measured."""
-        return None if self.kind is Kind.MEASURED else costs_sha256()
+        return None if self.on.measured else costs_sha256()
 
     @property
     def name(self) -> str:
@@ -124,35 +125,39 @@ def resolve(
     if staleness is not None and staleness < 0:
         raise UsageError(f"--staleness {staleness}: the bound cannot be negative")
     group = apply_settings(load_group(model), settings)
-    backend = backend or ("cosim" if group.real else "sim")
-    if backend != "sim" and group.real is None:
+    on = BACKENDS[backend] if backend else usual(group)
+    if on.real and group.real is None:
         real = ", ".join(name for name in known if load_group(name).real)
         raise UsageError(
-            f"--backend {backend}: {model} has no real weights here; it runs with --backend sim "
+            f"--backend {on.name}: {model} has no real weights here; it runs with --backend {SIM.name} "
             f"(groups with real weights: {real})"
         )
     for setting in settings:
-        for unread in UNREAD[backend]:
+        for unread in on.unread:
             if fnmatch(setting.partition("=")[0], unread):
-                raise UsageError(f"--set {setting}: --backend {backend} does not read {unread}")
-    if configs and backend == "live":
-        raise UsageError("--policy-config and --judge-config: --backend live runs its own tiny models")
+                raise UsageError(f"--set {setting}: --backend {on.name} does not read {unread}")
+    if configs and on.measured:
+        raise UsageError(f"--policy-config and --judge-config: --backend {on.name} runs its own tiny models")
     group = with_configs(group, configs)
-    if trace is not None and backend != "sim":
-        raise UsageError(f"--trace {trace}: lengths are real with --backend {backend}; give --backend sim")
-    if calibration is not None and backend != "live":
-        raise UsageError(f"--calibration {calibration}: only --backend live reads it")
-    if backend == "live":
-        group = group.model_copy(update={"cluster": group.cluster.model_copy(update={"hardware": CPU})})
+    if trace is not None and on.real:
+        raise UsageError(
+            f"--trace {trace}: lengths are real with --backend {on.name}; give --backend {SIM.name}"
+        )
+    if calibration is not None and not on.measured:
+        raise UsageError(f"--calibration {calibration}: only --backend {LIVE.name} reads it")
+    if on.hardware is not None:
+        group = group.model_copy(
+            update={"cluster": group.cluster.model_copy(update={"hardware": on.hardware})}
+        )
         gpus = min(group.cluster.gpus, max(3, cores())) if gpus is None else gpus
     elif group.cluster.hardware not in (profiles := hardware_names()):
         raise unknown("hardware", group.cluster.hardware, profiles)
     if gpus is not None:
-        group = with_gpus(group, gpus, backend, SYSTEMS[system].time_shares)
+        group = with_gpus(group, gpus, on, SYSTEMS[system].time_shares)
     if staleness is None:
         staleness = SYSTEMS[system].default_staleness
-    measured = load_calibration(calibration).of(model) if backend == "live" else None
-    return RunSpec(system, group, backend, steps, seed, staleness, measured, _read_trace(trace))
+    measured = load_calibration(calibration).of(model) if on.measured else None
+    return RunSpec(system, group, on.name, steps, seed, staleness, measured, _read_trace(trace))
 
 
 def check_seed(seed: int) -> None:
@@ -215,13 +220,13 @@ def _settable(group: ModelGroup) -> list[tuple[str, str]]:
     return [(name, field) for name in tables for field in type(getattr(group, name)).model_fields]
 
 
-def with_gpus(group: ModelGroup, gpus: int, backend: str, time_shares: bool) -> ModelGroup:
+def with_gpus(group: ModelGroup, gpus: int, on: BackendKind, time_shares: bool) -> ModelGroup:
     """The same group on another number of devices; the template split keeps its proportions."""
-    split = scaled_split(group, gpus, train_min(group, backend), time_shares)
+    split = scaled_split(group, gpus, train_min(group, on), time_shares)
     cluster = group.cluster.model_copy(update={"gpus": gpus, **split})
     return group.model_copy(update={"cluster": cluster})
 
 
-def train_min(group: ModelGroup, backend: str) -> int:
+def train_min(group: ModelGroup, on: BackendKind) -> int:
     """Devices that the training state needs at least."""
-    return 1 if backend == "live" else modelled(group, real=False).training.smallest_unit
+    return 1 if on.measured else modelled(group, real=False).training.smallest_unit

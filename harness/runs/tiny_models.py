@@ -7,10 +7,9 @@ from pathlib import Path
 
 import workloads
 from harness.errors import UnfitError
-from harness.runs.spec import RunSpec
 from systems.backends.sim.backend import SimBackend
 from systems.costs.durations import ClusterDurations
-from systems.types import Recipe, Role
+from systems.types import Kind, Recipe, Role
 from workloads.groups import ModelGroup
 from workloads.hops import task
 from workloads.hops.workload import HopsWorkload, judge_tokens
@@ -58,16 +57,16 @@ class LearnedPolicy:
 
 
 def cosimulated(
-    spec: RunSpec, cost: ClusterDurations, recipe: Recipe
+    group: ModelGroup, seed: int, cost: ClusterDurations, recipe: Recipe
 ) -> tuple[SimBackend, HopsWorkload, LearnedPolicy]:
     """Real tokens, verdicts and gradients; durations from the cost model."""
     # The bits do not depend on it. A second thread gains a fifth on an idle machine, and loses far more
     # on a busy one, where tiny operators wait for a core that somebody else has.
     torch.set_num_threads(1)
-    learner, lengths = learner_and_lengths(spec.group, recipe.staleness, spec.seed)
-    backend = SimBackend(spec.kind, cost, lengths, learner)
+    learner, lengths = learner_and_lengths(group, recipe.staleness, seed)
+    backend = SimBackend(Kind.COSIMULATED, cost, lengths, learner)
     learned = LearnedPolicy(learner.model.config, lambda: to_standard(learner.model))
-    return backend, HopsWorkload(spec.seed), learned
+    return backend, HopsWorkload(seed), learned
 
 
 def live(group: ModelGroup, seed: int) -> tuple[LiveBackend, HopsWorkload, LearnedPolicy]:

@@ -10,13 +10,13 @@ import numpy as np
 
 from harness.errors import UsageError
 from harness.runs.assemble import longest_context
+from harness.runs.costs import modelled
 from harness.runs.spec import RunSpec
 from harness.studies.suite import Suite
 from harness.studies.sweep import Forecast, ledger
 from systems.costs.cost import ServingCost
 from systems.costs.memory import TRAIN_STATE_BYTES, weight_bytes
 from systems.types import SERVING, Role
-from workloads.groups import modelled
 from workloads.synthetic import SyntheticWorkload
 
 PERCENTILES = (50, 95, 99)
@@ -105,7 +105,7 @@ def plan_suite(suite: Suite, root: Path, jobs: int) -> dict[str, Any]:
     times = [forecast.wall_s(cell.spec) for cell in to_do]
     known = [seconds for seconds in times if seconds is not None]
     fits: dict[str, dict[str, dict[str, Any]]] = {}
-    for cell in {cell.spec.digest: cell for cell in suite.cells if cell.spec.backend != "live"}.values():
+    for cell in {cell.spec.digest: cell for cell in suite.cells if not cell.spec.on.measured}.values():
         name = cell.spec.group.name
         fits[name] = _tightest(fits.get(name), memory(cell.spec))
     return {
@@ -146,7 +146,7 @@ def _fits(found: dict[str, dict[str, Any]]) -> dict[str, str]:
 
 def plan(spec: RunSpec) -> dict[str, Any]:
     """Raises `UsageError` for a real backend, whose lengths are not known beforehand."""
-    if spec.backend != "sim":
+    if spec.on.real:
         raise UsageError(f"--backend {spec.backend}: a plan is for simulated runs; give --backend sim")
     return {
         "system": spec.system,

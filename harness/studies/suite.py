@@ -36,7 +36,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 import workloads
 from harness.errors import BenchError, UsageError, unknown
 from harness.runs.assemble import check_request
-from harness.runs.spec import BACKENDS, RunSpec, check_seed, resolve
+from harness.runs.backends import BACKENDS
+from harness.runs.spec import RunSpec, check_seed, resolve
 from systems.policies import ALIASES, SYSTEMS
 from workloads.groups import group_names
 

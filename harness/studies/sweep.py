@@ -39,7 +39,6 @@ LOCK = ".sweep.lock"
 LOCK_PATIENCE_S = 10.0  # cells of a killed sweep need a moment to end
 SEALING_S = 20.0  # an interrupted run seals its manifest
 START_S = 0.9  # a process until its run begins
-SEQUENCE_S = {"sim": 2e-4, "cosim": 4e-3}  # a sequence of a run, where nothing like it was run here
 ALIKE = 4  # runs of up to so many times more or fewer sequences foretell each other's time
 FAILED = ("failed", "invalid")
 
@@ -128,9 +127,8 @@ class Forecast:
             for sequences, wall_s in self._alike[spec.backend, spec.system, spec.group.name]
             if 1 / ALIKE <= sequences / count <= ALIKE
         ]
-        if not each and spec.backend not in SEQUENCE_S:
-            return None
-        return START_S + count * (median(each) if each else SEQUENCE_S[spec.backend])
+        sequence_s = median(each) if each else spec.on.sequence_s
+        return None if sequence_s is None else START_S + count * sequence_s
 
 
 def _sequences(steps: int, workload: dict[str, Any]) -> int:

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from harness.results.record import processor
-from harness.runs.assemble import build
+from harness.runs.assemble import assemble
 from harness.runs.measure_live import QUICK, calibrate
 from harness.runs.replay import replay
 from harness.runs.runner import run
@@ -110,7 +110,7 @@ class RolloutBench:
         return run_live(self._rounds(count))
 
     async def _rounds(self, count: int) -> list[dict[str, float]]:
-        parts = build(live_spec("pivot", 1))
+        parts = assemble(live_spec("pivot", 1))
         found: list[dict[str, float]] = []
         await parts.backend.prepare()
         runtime = Runtime(parts.layout, parts.recipe, OneRollout(), parts.backend, MemoryLog(), parts.prior)
@@ -195,7 +195,7 @@ def switch_times(cycles: int) -> list[dict[str, Any]]:
 
 
 async def _switch_times(cycles: int) -> list[dict[str, Any]]:
-    backend = build(live_spec("pivot", 1)).backend
+    backend = assemble(live_spec("pivot", 1)).backend
     ways, found = [Role.ROLLOUT, Role.REWARD, Role.TRAIN], []
     await backend.prepare()
     try:

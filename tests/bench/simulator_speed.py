@@ -25,10 +25,11 @@ from typing import Any
 import pandas as pd
 from live_bench import about
 
+from harness.runs.costs import modelled
 from systems.backends.sim.replica import Arrival, Replica
 from systems.policies import SYSTEMS
 from systems.types import SERVING, Role
-from workloads.groups import load_group, modelled
+from workloads.groups import load_group
 from workloads.synthetic import SyntheticWorkload
 
 MODEL, STEPS, SCALE_STEPS = "moe-122b", 20, 3

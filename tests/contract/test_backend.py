@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.runs.assemble import build
+from harness.runs.assemble import assemble
 from systems.backends.base import Finished, TokenChunk, WorkerLost, work_of
 from systems.batching import canonical_batch
 from systems.clock import WallClockLoop, now_ns, run_virtual
@@ -53,7 +53,7 @@ class Stage:
             spec = small_spec(model="tiny-dense", steps=2, settings=TINY, backend=self.name, gpus=4)
         else:
             spec = small_spec(steps=2)
-        parts = build(spec)
+        parts = assemble(spec)
         self.backend: Any = parts.backend
         self.workload: Workload = parts.workload
         self.recipe = parts.recipe

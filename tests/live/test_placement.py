@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.results.summary import Tally
-from harness.runs.assemble import build
+from harness.runs.assemble import assemble
 from harness.runs.runner import drive, header
 from harness.runs.spec import resolve
 from systems.clock import run_virtual
@@ -26,7 +26,7 @@ def final(
         system=system, model=model, backend="cosim", steps=steps, seed=0, staleness=0, gpus=gpus,
         settings=settings,
     )  # fmt: skip
-    parts = build(spec)
+    parts = assemble(spec)
     log, tally = MemoryLog(), Tally()
     log.emit("run.began", 0, **header(spec, parts))
     run_virtual(drive(spec, parts, log))
@@ -77,7 +77,7 @@ def final_at_default_staleness(model: str) -> list[float]:
     spec = resolve(
         system="pivot", model=model, backend="cosim", steps=20, seed=0, staleness=None, gpus=None, settings=()
     )
-    parts = build(spec)
+    parts = assemble(spec)
     log, tally = MemoryLog(), Tally()
     log.emit("run.began", 0, **header(spec, parts))
     run_virtual(drive(spec, parts, log))

@@ -19,7 +19,7 @@ import pytest
 
 from harness.errors import UnfitError
 from harness.results.summary import Tally
-from harness.runs.assemble import build
+from harness.runs.assemble import assemble
 from harness.runs.runner import drive, header, run
 from harness.runs.spec import RunSpec, resolve
 from systems.clock import run_live, run_virtual
@@ -46,7 +46,7 @@ def spec_of(
 
 def final(spec: RunSpec, disturb: Callable[[LocalCluster], None] = lambda _: None) -> tuple[str, Tally]:
     """Weights digest and tally of a run; `disturb` is called with its workers when its time begins."""
-    parts = build(spec)
+    parts = assemble(spec)
     log, tally = MemoryLog(), Tally()
     log.emit("run.began", 0, **header(spec, parts))
     if spec.backend == "live":

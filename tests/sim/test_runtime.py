@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.runs.assemble import Parts, build
+from harness.runs.assemble import Parts, assemble
 from systems.backends.base import TrainingWorker, WorkerLost
 from systems.clock import now_ns, run_virtual
 from systems.pipeline import Pipeline
@@ -106,7 +106,7 @@ def play(
     stages: list[Stage] = []
 
     async def bounded() -> None:
-        stage = Stage(build(small_spec()), place(*wanted), deadlines or Deadlines())
+        stage = Stage(assemble(small_spec()), place(*wanted), deadlines or Deadlines())
         stages.append(stage)
         async with asyncio.timeout(1e6), stage.runtime:
             await asyncio.sleep(30)  # first placements
@@ -262,7 +262,7 @@ class Hanging:
 
 def test_a_training_unit_that_does_not_answer_is_lost_with_all_of_its_devices() -> None:
     spec = small_spec("disaggregated", steps=1)
-    parts, log = build(spec), MemoryLog()
+    parts, log = assemble(spec), MemoryLog()
     usual, made = parts.backend.training, []
 
     def training(lease: Lease) -> Any:

@@ -11,10 +11,11 @@ import hashlib
 import json
 from collections import Counter
 
+from harness.runs.costs import costs_sha256, modelled
 from harness.studies.suite import load_suite
 from systems.policies import SYSTEMS
 from systems.types import SERVING
-from workloads.groups import costs_sha256, load_group, modelled
+from workloads.groups import load_group
 from workloads.synthetic import SyntheticWorkload
 
 REQUESTS = "c2d7bbe091addd34afced291ae518c47972f9b628a85e334614cecdfa9da0930"

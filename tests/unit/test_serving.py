@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.runs.assemble import build
+from harness.runs.assemble import assemble
 from systems import lifecycle
 from systems.backends.base import Finished, TokenChunk, Work, WorkerLoad, WorkerLost
 from systems.clock import now_ns, run_virtual
@@ -31,7 +31,7 @@ from systems.types import (
 )
 from tests.conftest import MemoryLog, small_spec
 
-PRIOR: Estimates = build(small_spec()).prior
+PRIOR: Estimates = assemble(small_spec()).prior
 
 
 @dataclass

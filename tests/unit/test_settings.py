@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import BenchError, UsageError
-from harness.runs.assemble import build
+from harness.runs.assemble import assemble
 from harness.runs.runner import run
 from harness.runs.spec import resolve
 from harness.studies.plan import plan
@@ -66,7 +66,7 @@ def outcome(model: str, backend: str, key: str, value: float, root: Path) -> str
             system="pivot", model=model, backend=backend, steps=1, seed=1, staleness=0,
             gpus=2 if backend == "live" else None, settings=settings,
         )  # fmt: skip
-        parts = build(spec)
+        parts = assemble(spec)
         if backend == "sim":
             plan(spec)
         if backend == "live" or (key in MUCH_WORK and value > 2):
@@ -110,7 +110,7 @@ def test_a_replica_of_few_sequences_runs(value: int, tmp_path: Path) -> None:
 def test_what_could_only_end_badly_is_refused(model: str, setting: str, says: str) -> None:
     more = ("workload.prompts=16384",) if "samples" in setting else ()
     with pytest.raises(UsageError, match=says):
-        build(
+        assemble(
             resolve(
                 system="pivot", model=model, backend=None, steps=1, seed=1, staleness=0, gpus=None,
                 settings=(setting, *more),

@@ -151,7 +151,7 @@ def test_alike_runs_foretell_by_their_sequences(suite: Suite, tmp_path: Path) ->
 def test_without_any_run_a_rate_foretells(suite: Suite, tmp_path: Path) -> None:
     spec = suite.cells[0].spec
     sequences = 2 * 8 * 16 * 2
-    assert Forecast(tmp_path).wall_s(spec) == pytest.approx(START_S + sequences * sweeps.SEQUENCE_S["sim"])
+    assert Forecast(tmp_path).wall_s(spec) == pytest.approx(START_S + sequences * spec.on.sequence_s)
 
 
 def load_of(suite: Suite, folder: Path, steps: int) -> Cell:

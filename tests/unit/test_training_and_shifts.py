@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from harness.fit.shifts import PHASES, fit_shifts, held_out_shifts, quoted
-from harness.runs.assemble import build
+from harness.runs.assemble import assemble
+from harness.runs.costs import modelled
 from systems.clock import now_ns, run_virtual
 from systems.costs import cost as shipped
 from systems.costs.cost import ClusterCost, TrainingCost, forward_flops, seconds_a_flop
@@ -17,7 +18,7 @@ from systems.costs.hardware import load_hardware
 from systems.costs.kernels import coefficients
 from systems.types import NS_PER_S, How, Placement, Role, Shift
 from tests.conftest import small_spec
-from workloads.groups import architecture, load_group, modelled
+from workloads.groups import architecture, load_group
 
 H20 = load_hardware("h20")
 
@@ -81,7 +82,7 @@ def test_devices_of_a_node_share_its_host_memory() -> None:
 
 def shifts_at_once(devices: list[int]) -> list[float]:
     """When each of several rollout replicas is there that are loaded at the same moment."""
-    backend = build(small_spec(model="dense-9b", steps=1, gpus=16)).backend
+    backend = assemble(small_spec(model="dense-9b", steps=1, gpus=16)).backend
 
     async def one(device: int) -> float:
         target = Placement(Role.ROLLOUT, (device,))

@@ -136,9 +136,9 @@ def test_another_model_from_its_config(tmp_path: Path) -> None:
 
 
 def test_a_layout_that_does_not_divide_the_model_is_refused(tmp_path: Path) -> None:
-    from harness.runs.assemble import build
+    from harness.runs.assemble import assemble
 
     path = write(tmp_path, "config.json", json.dumps(CONFIG))
     asked = spec(model="moe-30b", configs={"judge": path})
     with pytest.raises(UsageError, match="judge_tp=4 does not divide the 6 attention heads"):
-        build(asked)  # type: ignore[arg-type]
+        assemble(asked)  # type: ignore[arg-type]
