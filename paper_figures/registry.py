@@ -17,7 +17,7 @@ class FigureKind:
     """`data` may refuse runs with a `UsageError`."""
 
     what: str
-    data: Callable[[Sequence[Recorded], frozenset[str]], pd.DataFrame]
+    data: Callable[[Sequence[Recorded]], pd.DataFrame]
     draw: Callable[[pd.DataFrame], Figure]
 
 

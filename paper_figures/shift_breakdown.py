@@ -10,13 +10,12 @@ from matplotlib.figure import Figure
 
 from harness.errors import UsageError
 from harness.results.tables import Recorded, phases_table
-from paper_figures.side_by_side import bars, staleness_label
+from paper_figures.side_by_side import staleness_label
 from paper_figures.style import PHASE_COLOR, system_order
 
 
-def data(runs: Sequence[Recorded], allow: frozenset[str] = frozenset()) -> pd.DataFrame:
-    """A row a phase. Refuses runs that may not stand side by side (`side_by_side.bars`)."""
-    bars(runs, allow)
+def data(runs: Sequence[Recorded]) -> pd.DataFrame:
+    """A row a phase, of runs that may stand side by side."""
     tables = []
     for run in runs:
         facts = {key: run.summary[key] for key in ("kind", "model", "system", "seed", "staleness_bound")}
@@ -51,6 +50,6 @@ def draw(table: pd.DataFrame) -> Figure:
         labels.append(f"{model} {system} ({staleness_label(bound, realised)}): {way} ({shifts})")
     axis.set_yticks(range(len(order)), labels, fontsize=7)
     axis.invert_yaxis()
-    axis.set_xlabel("mean seconds of a shift, by phase (number of shifts in brackets)")
+    axis.set_xlabel("mean seconds of a shift, by phase\n(number of shifts in brackets)")
     figure.legend(ncols=len(PHASE_COLOR), loc="outside upper center", fontsize=7, frameon=False)
     return figure

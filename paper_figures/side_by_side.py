@@ -4,50 +4,85 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from harness.errors import UsageError
-from harness.results.comparable import Side, check_cores, check_staleness, differences
-from harness.results.tables import Recorded
+from harness.results.comparable import (
+    Side,
+    check_cores,
+    check_kinds,
+    check_seeds,
+    check_staleness,
+    differences,
+    newest_of_each_seed,
+)
+from harness.results.tables import Recorded, reservations
 
-FIGURES_ALLOW = ("staleness",)  # what `--allow` can name here: all else is never drawn together
+FIGURES_ALLOW = ("staleness", "seeds")  # what `--allow` can name here: all else is never drawn together
 
 
-def bars(runs: Sequence[Recorded], allow: frozenset[str]) -> dict[tuple[str, str], Side]:
-    """Runs by (model group, system), each a bar of replicates. Raises `UsageError` for other runs.
+@dataclass(frozen=True)
+class Shown:
+    """The runs of one figure, one a seed and bar, and what its reader must be told on the picture itself."""
 
-    The rule is that of comparisons (`harness/results/comparable.py`): one workload a model group, and equal
-    staleness unless that is allowed. Runs of one bar must share their bound: they are shown as one number.
+    runs: tuple[Recorded, ...]
+    notes: tuple[str, ...]
+
+
+def side_by_side(runs: Sequence[Recorded], allow: frozenset[str]) -> Shown:
+    """Bars are (model group, system). Raises `UsageError` for runs that may not stand beside each other.
+
+    The rule is that of comparisons (`harness/results/comparable.py`): one kind, one workload a model group, a
+    common seed, equal bounds and, within a group, equal realised staleness.
     """
-    check_cores([Side("these runs", tuple(runs))], frozenset())
-    found: dict[tuple[str, str], list[Recorded]] = defaultdict(list)
+    everything = Side("these runs", tuple(runs))
+    notes = [*check_kinds([everything], frozenset()), *check_cores([everything], frozenset())]
+    found: dict[str, dict[str, list[Recorded]]] = defaultdict(lambda: defaultdict(list))
     first: dict[str, Recorded] = {}
     for run in runs:
         model, system = run.spec["group"]["name"], run.spec["system"]
         same = first.setdefault(model, run)
         if run.workload != same.workload:
             raise UsageError(f"{run.id} and {same.id} {differences(run, same)}; choose runs with --run")
-        found[model, system].append(run)
-    sides = {key: Side(key[1], tuple(of_bar)) for key, of_bar in found.items()}
-    for (model, system), side in sides.items():
-        if len(side.bounds) > 1:
-            bounds = " and ".join(map(str, side.bounds))
-            raise UsageError(
-                f"{system} on {model} was run with staleness bounds {bounds}, which are not replicates; "
-                "choose runs with --run"
-            )
-    for model in first:
-        check_staleness([side for (of, _), side in sides.items() if of == model], allow, model)
-    return sides
+        found[model][system].append(run)
+    kept: list[Recorded] = []
+    for model, systems in found.items():
+        sides = []
+        for system, of_bar in systems.items():
+            _check_replicates(system, model, of_bar)
+            side, repeated = newest_of_each_seed(system, of_bar)
+            sides.append(side)
+            notes += repeated
+            kept += side.runs
+        notes += [*check_seeds(sides, allow, model), *check_staleness(sides, allow, model)]
+    notes += _check_bounds(kept, allow)
+    ids = {run.id for run in kept}
+    shown = tuple(run for run in runs if run.id in ids)
+    return Shown(shown, tuple(dict.fromkeys([*notes, *reservations(shown)])))
+
+
+def _check_replicates(system: str, model: str, runs: Sequence[Recorded]) -> None:
+    """Runs of one bar are shown as one number."""
+    bounds = Side(system, tuple(runs)).bounds
+    if len(bounds) > 1:
+        said = " and ".join(map(str, bounds))
+        raise UsageError(
+            f"{system} on {model} was run with staleness bounds {said}, which are not replicates; choose "
+            "runs with --run"
+        )
+
+
+def _check_bounds(runs: Sequence[Recorded], allow: frozenset[str]) -> list[str]:
+    """Also between model groups, which one page puts side by side."""
+    bounds = Side("", tuple(runs)).bounds
+    if len(bounds) == 1:
+        return []
+    said = f"unequal staleness bounds ({', '.join(map(str, bounds))}): asynchrony is in it"
+    if "staleness" not in allow:
+        raise UsageError(f"{said}; choose runs with --run, or --allow staleness")
+    return [said]
 
 
 def staleness_label(bound: int, realised: float) -> str:
     """What a bar or a panel must say of its staleness."""
     return f"bound {bound}, realised {realised:.2f}"
-
-
-def mark(runs: Sequence[Recorded]) -> str:
-    """What must be seen on the picture itself where bounds are unequal; empty where they are not."""
-    bounds: dict[str, set[int]] = defaultdict(set)
-    for run in runs:
-        bounds[run.spec["group"]["name"]].add(run.spec["staleness"])
-    return "unequal staleness bounds: asynchrony is in it" if any(len(b) > 1 for b in bounds.values()) else ""

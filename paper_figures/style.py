@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,12 +80,15 @@ def theme() -> None:
 
 
 def label_kind(figure: Figure, label: str) -> None:
-    """What kind of numbers this is, on the picture itself, in a strip of its own at the bottom."""
-    strip = 0.17 / figure.get_figheight()
+    """What kind of numbers these are, and what else must be known, in a strip of its own at the bottom."""
+    lines = textwrap.wrap(label, round(16 * figure.get_figwidth()))
+    strip = 0.17 * len(lines) / figure.get_figheight()
     engine = figure.get_layout_engine()
     if engine is not None:
         engine.set(rect=(0, strip, 1, 1 - strip))  # type: ignore[call-arg]
-    figure.text(0.995, 0.005, label, ha="right", va="bottom", fontsize=7, color="#444444", style="italic")
+    figure.text(
+        0.995, 0.005, "\n".join(lines), ha="right", va="bottom", fontsize=7, color="#444444", style="italic"
+    )
 
 
 def save(figure: Figure, data: pd.DataFrame, out: Path, name: str) -> list[Path]:

@@ -10,15 +10,14 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from harness.results.tables import Recorded, throughput_table
-from paper_figures.side_by_side import bars, staleness_label
+from paper_figures.side_by_side import staleness_label
 from paper_figures.style import system_order, system_style
 
 JUDGE_ALPHA = 0.45  # the judge's tokens are the pale part of a bar
 
 
-def data(runs: Sequence[Recorded], allow: frozenset[str] = frozenset()) -> pd.DataFrame:
-    """A row a run. Refuses runs that may not stand side by side (`side_by_side.bars`)."""
-    bars(runs, allow)
+def data(runs: Sequence[Recorded]) -> pd.DataFrame:
+    """A row a run, of runs that may stand side by side."""
     table = throughput_table(runs)
     table["system"] = pd.Categorical(table["system"], system_order(), ordered=True)
     return table.sort_values(["model", "system", "seed", "run"], ignore_index=True)

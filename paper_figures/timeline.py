@@ -11,17 +11,16 @@ from matplotlib.patches import Patch
 
 from harness.errors import UsageError
 from harness.results.tables import Recorded, intervals_table
-from paper_figures.side_by_side import bars, staleness_label
+from paper_figures.side_by_side import staleness_label
 from paper_figures.style import SHARE_COLOR
 
 MOST = 6  # panels that a page holds
 
 
-def data(runs: Sequence[Recorded], allow: frozenset[str] = frozenset()) -> pd.DataFrame:
-    """A row an interval. Refuses runs that may not stand side by side (`side_by_side.bars`)."""
+def data(runs: Sequence[Recorded]) -> pd.DataFrame:
+    """A row an interval, of runs that may stand side by side."""
     if len(runs) > MOST:
         raise UsageError(f"a timeline shows at most {MOST} runs, not {len(runs)}; choose them with --run")
-    bars(runs, allow)
     tables = []
     for run in runs:
         table = intervals_table(run)

@@ -19,8 +19,9 @@ from systems.types import Publishing
 
 HERE = Path(__file__).parent
 Count = Annotated[int, Field(ge=1, le=1024)]
-Devices = Annotated[int, Field(ge=1, le=16_384)]
-Share = Annotated[int, Field(ge=0, le=16_384)]  # of the devices
+MOST_DEVICES = 4096  # a step of the simulator takes half a minute there
+Devices = Annotated[int, Field(ge=1, le=MOST_DEVICES)]
+Share = Annotated[int, Field(ge=0, le=MOST_DEVICES)]  # of the devices
 Running = Annotated[int, Field(ge=1, le=8192)]
 Samples = Annotated[int, Field(ge=1, le=16_384)]
 Tokens = Annotated[int, Field(ge=1, le=10_000_000)]

@@ -98,5 +98,7 @@ def main(arguments: list[str] | None = None) -> Any:
         click.echo(f"bench: {error.filename or ''}: {error.strerror or error}", err=True)
         sys.exit(errors.USAGE if isinstance(error, ON_PATHS) else errors.UNFIT)
     except (click.Abort, KeyboardInterrupt):
+        for number in (signal.SIGINT, *ENDING):
+            signal.signal(number, signal.SIG_IGN)  # it is ending already
         click.echo("bench: interrupted; what was logged is kept", err=True)
         sys.exit(errors.INTERRUPTED)

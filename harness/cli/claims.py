@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from harness.errors import CheckFailed
-from harness.results.record import RUNS
+from harness.results.record import RUNS, unreadable
 from harness.studies.claims import CLAIMS, Found, Row, judge, read_claims, runs_of
 
 
@@ -24,6 +24,8 @@ def command(path: Path, any_code: bool, results: Path, as_json: bool) -> None:
 
     Ends with 1 if a claim that was tested is not reproduced.
     """
+    for line in unreadable(results):
+        click.echo(f"note: {line}", err=True)
     file = read_claims(path)
     rows = judge(file, runs_of(file, results, any_code), results, path)
     click.echo(json.dumps([row.to_json() for row in rows]) if as_json else render(rows, file.frozen_in))

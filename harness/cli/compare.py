@@ -10,9 +10,10 @@ import click
 
 from harness.errors import CheckFailed, UsageError
 from harness.results.comparable import ALLOWABLE
-from harness.results.record import RUNS
+from harness.results.record import RUNS, unreadable
 from harness.results.tables import Recorded, open_runs
 from harness.studies.compare import FEW, METRICS, Contrast, compare_sides, condition, select
+from harness.studies.stats import Effect
 from harness.studies.suite import load_suite
 
 
@@ -42,6 +43,8 @@ def command(
     faster; the verdict needs a bootstrap interval over runs and a rank test to agree.
     """
     checks = [condition(text) for text in conditions]
+    for line in unreadable(results):
+        click.echo(f"note: {line}", err=True)
     variants = {cell.id: cell.variant for cell in load_suite(suite).cells} if suite is not None else None
 
     def side(text: str) -> tuple[str, list[Recorded]]:
@@ -62,13 +65,24 @@ def command(
     sides = [side(text) for text in selections]
     found = compare_sides(sides, metric, frozenset(allow))
     click.echo(json.dumps([one.to_json() for one in found]) if as_json else render(found))
-    broken = []
+    broken: list[str] = []
+    undecided: UsageError | None = None
     for check in checks:
         same = check.metric == metric
         against = found if same else compare_sides(sides, check.metric, frozenset(allow))
-        broken += [check.said(one) for one in against if check.holds(one)]
+        for one in against:
+            try:
+                broken += [check.said(one)] if check.holds(one) else []
+            except UsageError as error:
+                undecided = undecided or error
     if broken:
         raise CheckFailed("; ".join(broken))
+    if undecided:
+        raise undecided
+
+
+def interval(effect: Effect) -> str:
+    return f"[{effect.low:.3f}, {effect.high:.3f}]" if effect.has_interval else "[no interval]"
 
 
 def render(found: list[Contrast]) -> str:
@@ -81,7 +95,7 @@ def render(found: list[Contrast]) -> str:
         lines += [
             f"{one.workload}",
             f"  {one.contender.label} / {one.baseline.label}  {one.metric} ({one.kind})  "
-            f"{effect.ratio:.3f} x  [{effect.low:.3f}, {effect.high:.3f}]  p {p}  {effect.n} {design}  "
+            f"{effect.ratio:.3f} x  {interval(effect)}  p {p}  {effect.n} {design}  "
             f"{effect.verdict}",
             f"  realised staleness {one.contender.staleness:.2f} / {one.baseline.staleness:.2f}",
         ]

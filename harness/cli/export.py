@@ -8,7 +8,7 @@ import click
 
 from harness.errors import unknown
 from harness.results.record import RUNS
-from harness.results.tables import open_runs, unverified_note
+from harness.results.tables import open_runs, reservations
 
 
 @click.command("export")
@@ -26,5 +26,5 @@ def command(run: str, form: str, out: Path, results: Path) -> None:
     chosen.directory.check()
     for path in export(chosen, form, out):
         click.echo(path)
-    for note in unverified_note([chosen]):
+    for note in reservations([chosen]):
         click.echo(note, err=True)

@@ -8,9 +8,9 @@ import click
 
 from harness.errors import unknown
 from harness.results.comparable import check_names
-from harness.results.record import RUNS
-from harness.results.tables import one_kind, open_runs, unverified_note
-from paper_figures.side_by_side import FIGURES_ALLOW, mark
+from harness.results.record import RUNS, unreadable
+from harness.results.tables import open_runs
+from paper_figures.side_by_side import FIGURES_ALLOW, side_by_side
 
 
 @click.command("figures")
@@ -39,14 +39,16 @@ def command(
     for name in names:
         if name not in FIGURES:
             raise unknown("figure", name, FIGURES)
+    for line in unreadable(results):
+        click.echo(f"note: {line}", err=True)
     allowed = check_names(allow, FIGURES_ALLOW)
-    chosen = open_runs(results, runs, kind)
-    label = str(one_kind(chosen))
+    shown = side_by_side(open_runs(results, runs, kind), allowed)
+    label = str(shown.runs[0].kind)
     for caveat in ("extrapolated", "oversubscribed"):
-        if any(run.summary.get(caveat) for run in chosen):
+        if any(run.summary.get(caveat) for run in shown.runs):
             label += f", {caveat}"
-    label = "; ".join(filter(None, [label, mark(chosen), *unverified_note(chosen)]))
-    tables = {name: FIGURES[name].data(chosen, allowed) for name in names}  # all are refused, or none
+    label = "; ".join([label, *shown.notes])
+    tables = {name: FIGURES[name].data(shown.runs) for name in names}  # all are refused, or none
     theme()
     for name, table in tables.items():
         figure = FIGURES[name].draw(table)

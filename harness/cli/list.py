@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from harness.errors import UsageError, unknown
-from harness.results.record import RUNS, RunDirectory, list_runs
+from harness.results.record import RUNS, RunDirectory, list_runs, unreadable
 
 SUBJECTS = ("systems", "models", "workloads", "suites", "runs")
 
@@ -42,6 +42,8 @@ def command(
             click.echo(line)
         return
     check_filters(given)
+    for line in unreadable(results):
+        click.echo(f"note: {line}", err=True)
     directories = [RunDirectory(results / manifest["run"], manifest) for manifest in list_runs(results)]
     found = [facts for facts in map(facts_of, directories) if given.items() <= facts.items()]
     if suite is not None:

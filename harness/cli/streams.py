@@ -10,6 +10,7 @@ The exit code says how the command ended, not who read it.
 
 from __future__ import annotations
 
+import codecs
 import errno
 import io
 import os
@@ -17,6 +18,19 @@ import sys
 from typing import BinaryIO, TextIO
 
 GONE = (errno.EPIPE, errno.ECONNRESET)  # a reader that is not there any more
+
+
+def _as_it_came(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Bytes of a path go out as they came in; what a stream cannot say is spelled out."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    try:
+        return codecs.lookup_error("surrogateescape")(error)
+    except UnicodeEncodeError:
+        return codecs.lookup_error("backslashreplace")(error)
+
+
+codecs.register_error("as-it-came", _as_it_came)
 
 
 class Lasting(io.TextIOWrapper):
@@ -27,9 +41,11 @@ class Lasting(io.TextIOWrapper):
 
     def __init__(self, stream: BinaryIO, usual: TextIO, forgives: tuple[int, ...] | None) -> None:
         # A path may hold bytes that are not UTF-8; it is written as it came, never refused.
+        # ASCII is what a locale says that nobody has set: then, as click does, UTF-8.
+        encoding = "utf-8" if codecs.lookup(usual.encoding).name == "ascii" else usual.encoding
         super().__init__(
-            stream, encoding=usual.encoding, errors="surrogateescape" if forgives else "backslashreplace",
-            newline="\n", line_buffering=usual.isatty() or forgives is None,
+            stream, encoding=encoding, errors="as-it-came", newline="\n",
+            line_buffering=usual.isatty() or forgives is None,
         )  # fmt: skip
         self._forgives = forgives
 

@@ -6,6 +6,7 @@
 | oversubscribed | live workers that shared cores: their times say nothing of a device                  |
 | staleness      | unequal staleness bounds, or a realised staleness that differs: asynchrony is in it  |
 | workload       | another model group, setting, number of steps, or cost                               |
+| seeds          | no seed in common: systems would have been given other work                          |
 
 What is allowed in spite of it is not silent: it comes back as a note that the reader must be shown.
 """
@@ -103,6 +104,40 @@ def check_staleness(sides: Sequence[Side], allow: frozenset[str], where: str = "
             "(staleness=0), or --allow staleness"
         )
     return [f"{said}: asynchrony is in it"]
+
+
+def check_seeds(sides: Sequence[Side], allow: frozenset[str], where: str = "") -> list[str]:
+    """A seed that all have. Raises `UsageError`; otherwise notes."""
+    seeds = [{run.seed for run in side.runs} for side in sides]
+    if not set.intersection(*seeds) and "seeds" not in allow:
+        at, who = f"{where}: " if where else "", " and ".join(side.label for side in sides)
+        raise UsageError(
+            f"{at}{who} have no seed in common, so no pairs (--allow seeds compares them as independent "
+            "samples)"
+        )
+    return [] if all(one == seeds[0] for one in seeds) else ["not all of them ran the same seeds"]
+
+
+def newest_of_each_seed(label: str, runs: Sequence[Recorded]) -> tuple[Side, list[str]]:
+    """One run a seed (`runs` are oldest first), and a note if there were more.
+
+    Raises `UsageError` if runs of a seed asked for different things: they are no replicates.
+    """
+    kept: dict[int, Recorded] = {}
+    for run in runs:
+        before = kept.get(run.seed)
+        if before is not None and before.spec != run.spec:
+            a, b = flat(before.spec), flat(run.spec)
+            key = next(key for key in (*a, *b) if a.get(key) != b.get(key)).removeprefix("group.")
+            one, other = (values.get(key, values.get(f"group.{key}")) for values in (a, b))
+            raise UsageError(
+                f"{label} has runs of seed {run.seed} that differ in {key} ({one} and {other}): "
+                f"add it to the selection, as in '{label},{key}={other}'"
+            )
+        kept[run.seed] = run
+    repeated = len(runs) - len(kept)
+    notes = [f"{label}: the newest of {repeated + 1} equal runs of a seed"] if repeated else []
+    return Side(label, tuple(kept[seed] for seed in sorted(kept))), notes
 
 
 def workload_of(run: Recorded, allow: frozenset[str] = frozenset()) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class EventLog:
         fcntl.flock(self._file, fcntl.LOCK_EX)  # held while the run lives, see `record.status_of`
         self._sha = hashlib.sha256()
         self._lines: list[bytes] = []  # not written yet
-        self._broken = False  # a write failed: what follows would stand behind a hole
+        self._broken = False  # a write did not end: what follows would stand behind a hole
 
     def emit(self, kind: str, now_ns: int, **fields: Any) -> None:
         event = {"t": now_ns, "kind": kind, **fields}
@@ -49,15 +49,18 @@ class EventLog:
             self._write()
 
     def _write(self) -> None:
-        data, self._lines = b"".join(self._lines), []
         if self._broken:
             return
-        try:
-            write_all(self._file, data, self.path)
-        except OSError:
-            self._broken = True
-            raise
+        data, self._lines = b"".join(self._lines), []
+        self._broken = True  # until all of it is written, whatever interrupts that
+        write_all(self._file, data, self.path)
         self._sha.update(data)
+        self._broken = False
+
+    @property
+    def broken(self) -> bool:
+        """Is there a hole, or half a line, at its end?"""
+        return self._broken
 
     @property
     def sha256(self) -> str:

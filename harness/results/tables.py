@@ -17,8 +17,8 @@ from typing import Any
 import pandas as pd
 
 from harness.errors import BenchError, InvalidRun, UsageError, unknown
-from harness.results.log import EVENTS, Event, reading
-from harness.results.record import SUMMARY, RunDirectory, list_runs
+from harness.results.log import Event, reading
+from harness.results.record import COMPLETE, SUMMARY, RunDirectory, list_runs
 from harness.results.summary import CUT_OFF, SHARES, SUMMARY_SCHEMA, Tally
 from systems.types import Kind
 
@@ -35,6 +35,11 @@ class Recorded:
     directory: RunDirectory
     given: dict[str, Any] | None = None  # a summary in place of the file's
     variant: str | None = None  # of the suite that it is seen as a cell of
+
+    def checked(self) -> Recorded:
+        """This run, whose files are what was sealed. Raises `InvalidRun`."""
+        self.directory.check()
+        return self
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -72,7 +77,7 @@ class Recorded:
         shared = {key: spec.get(key) for key in ("backend", "steps", "group", "trace", "calibration")}
         shared["costs"] = self.directory.manifest.get("costs_sha256")
         if self.kind is Kind.MEASURED:
-            shared["machine"] = self.directory.manifest["machine"]
+            shared["machine"] = {"arithmetic": {}, **self.directory.manifest["machine"]}
         return shared
 
     @contextmanager
@@ -81,7 +86,7 @@ class Recorded:
 
         Raises `InvalidRun` if it is not what was sealed, or has a hole.
         """
-        self.directory.check_file(EVENTS)
+        self.checked()
         with reading(self.directory.events_path) as events:
             yield events
 
@@ -92,10 +97,10 @@ def read_summary(directory: RunDirectory) -> dict[str, Any]:
     Raises `BenchError` if it has none or a later one, `InvalidRun` if it is not the one that was sealed.
     """
     path = directory.path / SUMMARY
-    directory.check_file(SUMMARY)
+    directory.check()
     if not path.is_file():
         raise BenchError(
-            f"{directory.id} is {directory.status} and has no summary; "
+            f"{directory.id} {directory.said} and has no summary; "
             f"'bench show {directory.id} --recompute' derives one from what was logged"
         )
     try:
@@ -103,13 +108,40 @@ def read_summary(directory: RunDirectory) -> dict[str, Any]:
     except ValueError as error:
         hint = "'bench show --recompute' derives it again"
         raise BenchError(f"{path}: not a summary ({error}); {hint}") from None
-    return migrated(summary, directory.id)
+    found = migrated(summary, directory.id)
+    spec = directory.manifest["spec"]
+    asked = {
+        "system": spec["system"], "seed": spec["seed"], "staleness_bound": spec["staleness"],
+        "model": spec["group"]["name"], "gpus": spec["group"]["cluster"]["gpus"],
+    }  # fmt: skip
+    for key, value in asked.items():
+        if found[key] != value:
+            raise InvalidRun(
+                f"{directory.id}: its summary is of {key} {found[key]}, its manifest asks for {value}: its "
+                "numbers count for nothing"
+            )
+    return found
 
 
-def unverified_note(runs: Sequence[Recorded]) -> list[str]:
-    """What a reader of numbers from these runs must know of their files; nothing where all are verified."""
-    found = [run for run in runs if run.directory.unverified]
-    return [f"{len(found)} of {len(runs)} runs are {found[0].directory.unverified}"] if found else []
+def reservations(runs: Sequence[Recorded]) -> list[str]:
+    """What a reader of numbers from these runs must know of them, a line each: files that nothing vouches
+    for, texts that were cut off, code and arithmetic that differ."""
+    lines = []
+    if found := [run for run in runs if run.directory.unverified]:
+        lines.append(f"{len(found)} of {len(runs)} runs: {found[0].directory.unverified}")
+    if warned := [run for run in runs if run.summary["warnings"]]:
+        lines.append(f"{len(warned)} of {len(runs)} runs warn, the first: {warned[0].summary['warnings'][0]}")
+    manifests = [run.directory.manifest for run in runs]
+    if (versions := len({manifest.get("code_sha256") for manifest in manifests})) > 1:
+        lines.append(f"runs of {versions} versions of the code")
+    if any("costs_sha256" not in manifest for manifest in manifests):
+        lines.append("some runs are older than the record of the simulator's coefficients, which may differ")
+    settings = {
+        json.dumps(m["machine"].get("arithmetic", {}), sort_keys=True) for m in manifests if "machine" in m
+    }
+    if len(settings) > 1 and any(run.summary["weights_sha256"] for run in runs):
+        lines.append("runs whose environment chose other instructions for the same arithmetic")
+    return lines
 
 
 def migrated(summary: Any, run: str) -> dict[str, Any]:
@@ -123,9 +155,12 @@ def migrated(summary: Any, run: str) -> dict[str, Any]:
             f"{SUMMARY_SCHEMA}"
         )
     found: dict[str, Any] = summary
-    while version != SUMMARY_SCHEMA:
-        found = MIGRATIONS[version](found)
-        version = found["summary_schema"]
+    try:
+        while version != SUMMARY_SCHEMA:
+            found = MIGRATIONS[version](found)
+            version = found["summary_schema"]
+    except (LookupError, TypeError, AttributeError) as error:
+        raise BenchError(f"{run}: its summary is not one of schema {version} ({error})") from None
     if missing := sorted(USED - found.keys()):
         raise BenchError(f"{run}: its summary has no {', '.join(missing)}; --recompute derives it again")
     return found
@@ -160,26 +195,15 @@ def open_runs(root: Path, names: Sequence[str] = (), kind: str | None = None) ->
     if names:
         directories = [RunDirectory.open(root, name) for name in names]
     else:
-        complete = [manifest for manifest in list_runs(root) if manifest["status"] == "complete"]
-        directories = [RunDirectory(root / manifest["run"], manifest) for manifest in reversed(complete)]
-    found = []
+        found = (RunDirectory(root / manifest["run"], manifest) for manifest in reversed(list_runs(root)))
+        directories = [directory for directory in found if directory.status == COMPLETE]
     for directory in directories:
-        if directory.status != "complete":
-            raise UsageError(f"{directory.id} is {directory.status}, not complete")
-        found.append(Recorded(directory))
-    of_kind = [run for run in found if kind is None or run.kind == kind]
+        if directory.status != COMPLETE:
+            raise UsageError(f"{directory.id} {directory.said}, not complete")
+    of_kind = [run for run in map(Recorded, directories) if kind is None or run.kind == kind]
     if not of_kind:
         raise UsageError(f"no complete{f' {kind}' if kind else ''} run in {root}; make one: bench run ...")
     return of_kind
-
-
-def one_kind(runs: Sequence[Recorded]) -> Kind:
-    """The kind that all of these are of. Raises `UsageError` if they are of several."""
-    kinds = sorted({run.kind for run in runs})
-    if len(kinds) > 1:
-        counts = ", ".join(f"{sum(run.kind == kind for run in runs)} {kind}" for kind in kinds)
-        raise UsageError(f"these runs are of several kinds ({counts}), which no figure mixes; give --kind")
-    return kinds[0]
 
 
 # ------------------------------------------------------------------------------------------- tables

@@ -26,10 +26,11 @@ from systems.machine import processes
 
 MODES = ("online", "offline", "disabled")
 PROJECT = "pivot-bench"
-# Variables that name a run, put it into a group or a sweep, or place its files.
-IDENTIFYING = (
-    "WANDB_RUN", "WANDB_NAME", "WANDB_RESUME", "WANDB_SWEEP", "WANDB_JOB", "WANDB_DIR", "WANDB_NOTES",
-    "WANDB_TAGS", "WANDB_GROUP", "WANDB_LAUNCH", "WANDB_SERVICE", "WANDB_CONFIG",
+# Variables that say where results go, and how to get there. All others (a run's id, name, group, sweep, tags,
+# what it resumes or forks from) would make every run the same one.
+WHERE = (
+    "WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_ENTITY", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR",
+    "WANDB_DATA_DIR", "WANDB_HTTP_TIMEOUT", "WANDB_INIT_TIMEOUT", "WANDB_INSECURE_DISABLE_SSL",
 )  # fmt: skip
 PATIENCE_S = 30.0  # how long a finished run waits for its mirror
 
@@ -84,7 +85,8 @@ def surroundings() -> dict[str, str]:
     """The child's environment. Where results go (entity, server, key) is the user's to say there; which run
     this is, is not: a variable that names one would give its name to all cells of a sweep."""
     kept = processes.environment(WANDB_SILENT="true")
-    return {key: value for key, value in kept.items() if not key.startswith(IDENTIFYING)}
+    foreign = [key for key in kept if key.startswith("WANDB_") and key not in (*WHERE, "WANDB_SILENT")]
+    return {key: value for key, value in kept.items() if key not in foreign}
 
 
 class Mirror:

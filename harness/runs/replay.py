@@ -83,7 +83,7 @@ class Replay:
 def replay(directory: RunDirectory, calibration: Calibration | None = None) -> Replay:
     """Raises `UsageError` if the run is not complete. `calibration` replaces the run's own."""
     if directory.status != "complete":
-        raise UsageError(f"{directory.id} is {directory.status}; only a complete run is replayed")
+        raise UsageError(f"{directory.id} {directory.said}; only a complete run is replayed")
     spec = RunSpec.from_json(directory.manifest["spec"])
     directory.check()
     with reading(directory.events_path) as lines:

@@ -12,7 +12,7 @@ import gc
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from harness.results.record import RUNS, RunDirectory, reserve
 from harness.results.summary import Caps, Tally
 from harness.results.wandb import Mirror
 from harness.runs.assemble import Parts, assemble
+from harness.runs.backends import BACKENDS
 from harness.runs.code import code_sha256
 from harness.runs.spec import RunSpec, cores
 from systems.backends.base import ClusterUnfit
@@ -61,7 +62,7 @@ def run(
             if not measured:
                 mirror.step(tally.steps[-1])
 
-    tally = Tally(after_step, caps=caps_of(spec))
+    tally = Tally(after_step, caps=caps_of(spec.to_json()))
     path = reserve(root, spec.name)
     log = EventLog(path / EVENTS, tally.add)
     directory = RunDirectory.begin(path, spec.manifest(), code_sha256())
@@ -126,7 +127,10 @@ def ending_of(run: str, log: Path, error: BaseException | None) -> Ending:
         case ClusterUnfit():
             told = UnfitError(f"{run}: {cause}; what was logged is in {log}")
             return Ending("failed", f"{type(cause).__name__}: {cause}", told)
-        case OSError() | BenchError():
+        case OSError():  # of the disk, or the system: no mistake in the request
+            told = UnfitError(f"{run}: {cause.filename or log}: {cause.strerror or cause}")
+            return Ending("failed", f"{type(cause).__name__}: {cause}", told)
+        case BenchError():
             return Ending("failed", f"{type(cause).__name__}: {cause}", cause)
         case _:
             return Ending("failed", f"{type(cause).__name__}: {cause}", error)
@@ -137,25 +141,29 @@ def seal(
 ) -> tuple[Ending, dict[str, Any] | None]:
     """Write the summary and the seal. What fails here is how the run ended, and is sealed as that.
 
-    A log that is not what was hashed makes the run invalid, however it ended.
+    A log that is not what was hashed makes the run invalid, however it ended. One that could not be written
+    to its end is vouched for by nobody.
     """
     summary: dict[str, Any] | None = None
+    files: dict[str, str] = {}
     try:
         log.close()
-        if file_sha256(log.path) != log.sha256:
-            raise InvalidRun(f"{directory.id}: {log.path} is not what was written to it")
-        if tally.steps:
-            summary = identify(directory, log.sha256, tally.summary())
-            directory.write_summary(summary)
+        if not log.broken:
+            if file_sha256(log.path) != log.sha256:
+                raise InvalidRun(f"{directory.id}: {log.path} is not what was written to it")
+            files[EVENTS] = log.sha256
+            if tally.steps:
+                summary = identify(directory, log.sha256, tally.summary())
+                files |= directory.write_summary(summary)
     except Exception as error:
-        if ending.error is None:
+        if ending.error is None or isinstance(error, InvalidRun):
             ending = ending_of(directory.id, log.path, error)
     ended = {"reason": ending.reason} if ending.reason else {}
     wall_s = round(time.perf_counter() - began, 3)
     patience = time.monotonic() + SEAL_PATIENCE_S
     while True:
         try:
-            directory.seal(ending.status, **ended, wall_s=wall_s, events_sha256=file_sha256(log.path))
+            directory.seal(ending.status, files, **ended, wall_s=wall_s, events_sha256=files.get(EVENTS))
             return ending, summary
         except OSError as error:
             if time.monotonic() > patience:  # it stays unsealed: whoever looks sees that it died
@@ -190,13 +198,13 @@ def undisturbed() -> Iterator[None]:
             signal.raise_signal(received)
 
 
-def caps_of(spec: RunSpec) -> Caps:
-    """Longest generations of a simulated run. Real text says itself whether it was cut off; a trace's
-    responses are as long as they were."""
-    if spec.on.real:
+def caps_of(spec: Mapping[str, Any]) -> Caps:
+    """Longest generations of a simulated run, from the request in its manifest. Real text says itself whether
+    it was cut off; a trace's responses are as long as they were."""
+    if BACKENDS[spec["backend"]].real:
         return Caps()
-    lengths = spec.group.lengths
-    return Caps(None if spec.trace is not None else lengths.response_cap, lengths.judge_cap)
+    lengths = spec["group"]["lengths"]
+    return Caps(None if spec.get("trace") else lengths["response_cap"], lengths["judge_cap"])
 
 
 async def drive(spec: RunSpec, parts: Parts, log: EventSink) -> None:
@@ -290,9 +298,9 @@ def identify(directory: RunDirectory, events_sha256: str, summary: dict[str, Any
 
 def recompute(directory: RunDirectory) -> dict[str, Any]:
     """The summary again, from the events alone, with the digest of what was read."""
-    directory.check_file(EVENTS)
-    tally = Tally(caps=caps_of(RunSpec.from_json(directory.manifest["spec"])))
+    directory.check()
     with reading(directory.events_path) as events:
+        tally = Tally(caps=caps_of(directory.manifest["spec"]))
         for event in events:
             tally.add(event)
         if not tally.steps:

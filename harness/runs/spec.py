@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import os
 from collections.abc import Mapping
@@ -15,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from harness.errors import UsageError, unknown
+from harness.results.record import cell_sha256, replicates_sha256
 from harness.runs.backends import BACKENDS, LIVE, SIM, BackendKind, usual
 from harness.runs.costs import costs_sha256, modelled
 from harness.runs.layout import scaled_split
@@ -23,9 +22,10 @@ from systems.costs.architecture import ArchitectureError, read_config
 from systems.costs.hardware import hardware_names
 from systems.policies import ALIASES, SYSTEMS
 from systems.types import Kind
-from workloads.groups import ModelGroup, group_names, load_group
+from workloads.groups import MOST_DEVICES, ModelGroup, group_names, load_group
 from workloads.traces import Trace, TraceError, read_trace
 
+MOST_STEPS = 1_000_000  # of a run, and of the staleness bound
 NO_CONFIGS: dict[str, Path] = {}
 
 
@@ -76,7 +76,7 @@ class RunSpec:
     @property
     def digest(self) -> str:
         """Of everything but the seed: runs that share it are replicates."""
-        return _sha256({key: value for key, value in self.to_json().items() if key != "seed"})
+        return replicates_sha256(self.to_json())
 
     @property
     def costs_sha256(self) -> str | None:
@@ -101,11 +101,7 @@ class RunSpec:
     @property
     def id(self) -> str:
         """Of all that decides a run beside the code: equal ids make equal runs."""
-        return _sha256([self.to_json(), self.costs_sha256])
-
-
-def _sha256(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        return cell_sha256(self.to_json(), self.costs_sha256)
 
 
 def resolve(
@@ -119,11 +115,13 @@ def resolve(
         raise unknown("system", system, [*SYSTEMS, *ALIASES])
     if model not in (known := group_names()):
         raise unknown("model", model, known)
-    if steps < 1:
-        raise UsageError(f"--steps {steps}: a run needs at least 1 step")
+    if not 1 <= steps <= MOST_STEPS:
+        raise UsageError(f"--steps {steps}: a run needs at least 1 step, and {MOST_STEPS} are the most")
     check_seed(seed)
-    if staleness is not None and staleness < 0:
-        raise UsageError(f"--staleness {staleness}: the bound cannot be negative")
+    if staleness is not None and not 0 <= staleness <= MOST_STEPS:
+        raise UsageError(f"--staleness {staleness}: the bound cannot be negative, or above {MOST_STEPS}")
+    if gpus is not None and gpus > MOST_DEVICES:
+        raise UsageError(f"--gpus {gpus}: at most {MOST_DEVICES}")
     group = apply_settings(load_group(model), settings)
     on = BACKENDS[backend] if backend else usual(group)
     if on.real and group.real is None:

@@ -9,7 +9,6 @@ A side of it is a selection: a system, a run, or key=value with commas between.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,12 +22,14 @@ from harness.results.comparable import (
     check_cores,
     check_kinds,
     check_names,
+    check_seeds,
     check_staleness,
     differences,
     flat,
+    newest_of_each_seed,
     workload_of,
 )
-from harness.results.tables import Recorded, unverified_note
+from harness.results.tables import Recorded, reservations
 from harness.studies.stats import (
     FEWEST_FOR_A_VERDICT,
     LEVEL,
@@ -75,7 +76,7 @@ class Contrast:
             for name, side in (("baseline", self.baseline), ("contender", self.contender))
         }
         effect = {
-            key: None if isinstance(value, float) and not math.isfinite(value) else value
+            key: None if key in ("low", "high") and not self.effect.has_interval else value
             for key, value in asdict(self.effect).items()
         }
         return {
@@ -192,9 +193,9 @@ def _against(base: Side, other: Side, metric: str, allow: frozenset[str]) -> Ite
     for key in common:
         sides, notes = [], list(shared)
         for label, found in ((base.label, one[key]), (other.label, two[key])):
-            kept, repeated = _one_a_seed(label, found)
-            sides.append(Side(label, kept))
-            notes += [f"{label}: the newest of {repeated + 1} equal runs of a seed"] if repeated else []
+            side, repeated = newest_of_each_seed(label, found)
+            sides.append(side)
+            notes += repeated
         yield _contrast(sides[0], sides[1], metric, allow, notes)
 
 
@@ -209,29 +210,6 @@ def _by_seed(side: Side, metric: str) -> dict[int, float]:
     return {run.seed: METRICS[metric](run.summary) for run in side.runs}
 
 
-def _one_a_seed(label: str, runs: list[Recorded]) -> tuple[tuple[Recorded, ...], int]:
-    """The newest run of each seed; runs of a seed that asked for different things are a mistake."""
-    kept: dict[int, Recorded] = {}
-    for run in runs:  # oldest first
-        before = kept.get(run.seed)
-        if before is not None and before.spec != run.spec:
-            a, b = _selectable(before), _selectable(run)
-            key = next((key for key in a if a[key] != b.get(key)), "system")
-            raise UsageError(
-                f"{label} has runs of seed {run.seed} that differ in {key} ({a.get(key)} and {b.get(key)}): "
-                f"add it to the selection, as in '{label},{key}={b.get(key)}'"
-            )
-        kept[run.seed] = run
-    return tuple(kept[seed] for seed in sorted(kept)), len(runs) - len(kept)
-
-
-def _selectable(run: Recorded) -> dict[str, str]:
-    """All that a selection can tell a run by."""
-    group = {key: value for key, value in flat(run.spec["group"]).items() if key.count(".") == 1}
-    known = {key: spelled_value(run.spec[key]) for key in TOP}
-    return known | {"model": run.spec["group"]["name"]} | {k: spelled_value(v) for k, v in group.items()}
-
-
 def _contrast(
     baseline: Side, contender: Side, metric: str, allow: frozenset[str], notes: list[str]
 ) -> Contrast:
@@ -239,11 +217,7 @@ def _contrast(
     if (differ := describe(baseline.runs[0])) != label:
         notes.append(f"{baseline.label} ran another workload: {differ}")
     common = sorted({run.seed for run in baseline.runs} & {run.seed for run in contender.runs})
-    if not common and "seeds" not in allow:
-        raise UsageError(
-            f"{label}: {baseline.label} and {contender.label} have no seed in common, so no pairs "
-            "(--allow seeds compares them as independent samples)"
-        )
+    check_seeds((baseline, contender), allow, label)
     if common:
         if left := len(baseline.runs) + len(contender.runs) - 2 * len(common):
             notes.append(f"{left} runs have no partner of their seed and are left out")
@@ -259,18 +233,13 @@ def _contrast(
         effect, points = compare_independent([*one.values()], [*other.values()]), {}
     if effect.n < FEWEST_FOR_A_VERDICT[effect.paired]:
         notes.append(
-            f"no verdict was possible: with {effect.n} {'pairs' if effect.paired else 'runs a side'} no rank "
+            f"no verdict was possible: with {_counted(effect)} no rank "
             f"test reaches p < {LEVEL}, {FEWEST_FOR_A_VERDICT[effect.paired]} are needed"
         )
     elif (effect.low > 1 or effect.high < 1) and effect.verdict is Verdict.INCONCLUSIVE:
         notes.append("the interval excludes 1, but the rank test does not confirm it")
     runs = (*baseline.runs, *contender.runs)
-    notes += unverified_note(runs)
-    manifests = [run.directory.manifest for run in runs]
-    if (versions := len({manifest.get("code_sha256") for manifest in manifests})) > 1:
-        notes.append(f"runs of {versions} versions of the code")
-    if any("costs_sha256" not in manifest for manifest in manifests):
-        notes.append("some runs are older than the record of the simulator's coefficients, which may differ")
+    notes += reservations(runs)
     return Contrast(label, contender.kind, metric, baseline, contender, effect, points, tuple(notes))
 
 
@@ -291,6 +260,12 @@ def changes(group: Mapping[str, Any]) -> dict[str, str]:
         return {}
     shipped = flat(load_group(group["name"]).model_dump(mode="json"))
     return {key: spelled_value(value) for key, value in flat(group).items() if shipped.get(key) != value}
+
+
+def _counted(effect: Effect) -> str:
+    """ "5 pairs", "1 run a side"."""
+    thing, more = ("pair", "") if effect.paired else ("run", " a side")
+    return f"{effect.n} {thing}{'' if effect.n == 1 else 's'}{more}"
 
 
 class Part(StrEnum):
@@ -319,9 +294,9 @@ class Condition:
         """Raises `UsageError` where the contrast has no interval, so that its end could never fire."""
         effect = contrast.effect
         value = {Part.ESTIMATE: effect.ratio, Part.LOW: effect.low, Part.HIGH: effect.high}[self.part]
-        if not math.isfinite(value):
+        if not effect.has_interval and self.part is not Part.ESTIMATE:
             raise UsageError(
-                f"--fail-on '{self.text}': {effect.n} {'pair' if effect.paired else 'run a side'} has no "
+                f"--fail-on '{self.text}': {_counted(effect)} give no "
                 f"interval on {contrast.workload}; give more seeds"
             )
         return value - 1 < self.share if self.below else value - 1 > self.share
@@ -330,7 +305,7 @@ class Condition:
         """Why it fired, with what it looked at."""
         effect = contrast.effect
         interval = f"{100 * (1 - LEVEL):.0f} % interval {effect.low - 1:+.1%} to {effect.high - 1:+.1%}"
-        if not math.isfinite(effect.high):
+        if not effect.has_interval:
             interval = "no interval"
         looked = "the point estimate" if self.part is Part.ESTIMATE else f"the interval's {self.part} end"
         return (

@@ -40,7 +40,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Effect:
-    """`ratio` of contender to baseline, with its interval; `p` of the rank test, None with too few runs."""
+    """`ratio` of contender to baseline with its interval; `p` of the rank test, None with too few runs."""
 
     ratio: float
     low: float
@@ -49,6 +49,11 @@ class Effect:
     n: int  # pairs, or runs of the smaller side
     paired: bool
     verdict: Verdict
+
+    @property
+    def has_interval(self) -> bool:
+        """One run has none: it reaches from 0 to infinity."""
+        return math.isfinite(self.high)
 
 
 def compare_paired(baseline: Mapping[int, float], contender: Mapping[int, float]) -> Effect:

@@ -171,7 +171,7 @@ def seal_left(found: Ledger, root: Path) -> None:
         if run.is_alive():
             raise UsageError(f"{run.id} is a cell of this suite and is being run; wait for it")
     for run in left:
-        run.seal("interrupted", reason="its process ended before it was sealed")
+        run.seal("interrupted", {}, reason="its process ended before it was sealed")
 
 
 def sweep(
@@ -239,7 +239,10 @@ class _Crew:
             return Outcome(cell, "failed", mine["run"], "the code was changed while the sweep ran")
         if self._stopped and mine is None:
             return Outcome(cell, "failed", "", "not started")
-        return self._failed(cell, mine, code, err)
+        try:
+            return self._failed(cell, mine, code, err)
+        except OSError as error:  # even the record of it does not fit on the disk
+            return Outcome(cell, "failed", "", f"{error.filename or self._root}: {error.strerror or error}")
 
     def _in_a_process(self, cell: Cell) -> tuple[int, str]:
         """Its exit code, and what it said on stderr."""
@@ -272,7 +275,7 @@ class _Crew:
             run = _unrecorded(self._root, cell)
         else:
             run = RunDirectory.open(self._root, str(self._root / mine["run"]))
-        run.seal(status, reason=why)
+        run.seal(status, {}, reason=why)
         return Outcome(cell, "failed", run.id, why)
 
     def stop(self) -> None:

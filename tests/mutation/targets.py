@@ -39,7 +39,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "harness/studies/claims.py": ("tests/unit/test_compare.py", STUDY),
     "harness/results/summary.py": ("tests/unit/test_tally.py", "tests/figures/test_figures.py"),
     "harness/studies/sweep.py": (
-        "tests/unit/test_sweep.py", f"{SWEEPS}test_cells_are_kept_only_if_that_was_asked_for",
+        "tests/unit/test_ledger.py", f"{SWEEPS}test_cells_are_kept_only_if_that_was_asked_for",
         f"{SWEEPS}test_what_fails_stops_nothing_else_and_is_tried_again_on_request",
         f"{SWEEPS}test_a_cell_that_dies_before_its_run_begins_is_on_record",
         f"{SWEEPS}test_fail_fast_starts_nothing_more",

@@ -107,7 +107,8 @@ def numbered(runs: Sequence[Recorded], system: str, first: int) -> list[Recorded
     for seed, one in enumerate(runs, first):
         manifest = one.directory.manifest
         spec = {**manifest["spec"], "seed": seed, "system": system}
-        found.append(replace(one, directory=replace(one.directory, manifest={**manifest, "spec": spec})))
+        directory = replace(one.directory, manifest={**manifest, "spec": spec})
+        found.append(replace(one, directory=directory, given=one.summary))
     return found
 
 
@@ -276,8 +277,10 @@ def test_conditions(runs: list[Recorded]) -> None:
     assert "the condition is of the point estimate" in said
     assert "of the interval's high end" in condition("throughput.high<-5%").said(slower)
     single = only(compare(runs, ["colocated,seed=1", "pivot,seed=1"]))
-    with pytest.raises(UsageError, match="1 pair has no interval"):
-        condition("throughput.high<-5%").holds(single)
+    for end in ("low", "high"):
+        with pytest.raises(UsageError, match="1 pair give no interval"):
+            condition(f"throughput.{end}<-5%").holds(single)
+    assert "no interval" in condition("throughput<5%").said(single)
     for text in ("throughput", "throughput<5", "thruput<5%", "throughput.middle<5%"):
         with pytest.raises(UsageError):
             condition(text)
@@ -419,6 +422,7 @@ def test_a_run_of_an_older_schema_is_read(root: Path, runs: list[Recorded], tmp_
     manifest = {key: value for key, value in runs[0].directory.manifest.items() if key != "files"}
     directory = RunDirectory(tmp_path, manifest)
     old = {**as_of_schema_2(runs[0].summary), "summary_schema": 1, "provisional": True}
+    shutil.copy(runs[0].directory.events_path, tmp_path)
     (tmp_path / "summary.json").write_text(json.dumps(old))
     read = read_summary(directory)
     assert read["summary_schema"] == 3

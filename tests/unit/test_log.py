@@ -17,17 +17,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.errors import BenchError, InvalidRun
+from harness.errors import BenchError, InvalidRun, UnfitError, UsageError
 from harness.results.export import export
 from harness.results.log import EventLog, reading
-from harness.results.record import DIED, RunDirectory, read_manifest, reserve
+from harness.results.record import DIED, RunDirectory, list_runs, read_manifest, reserve, unreadable
 from harness.results.summary import Tally
 from harness.results.tables import Recorded, intervals_table, open_runs, phases_table, read_summary
 from harness.runs.code import code_sha256, deciding_files, files_sha256, reachable
 from harness.runs.replay import replay
 from harness.runs.runner import recompute, run
+from harness.runs.spec import resolve
 from systems.machine.files import file_sha256, replace_file, write_all
-from tests.conftest import small_spec
+from tests.conftest import SMALL, small_spec
 
 
 class Takes:
@@ -129,15 +130,16 @@ def test_a_briefly_full_disk_fails_the_run(
 ) -> None:
     """It is free again a moment later: what was lost meanwhile would be a hole."""
     shortened(monkeypatch, lambda write: write == full_at)
-    with pytest.raises(OSError, match="No space left") as error:
+    with pytest.raises(UnfitError, match="No space left") as error:
         run(small_spec(steps=3), tmp_path)
     (path,) = tmp_path.glob("*/events.jsonl")
-    assert error.value.filename == str(path)
+    assert str(path) in str(error.value)
     directory = RunDirectory.open(tmp_path, path.parent.name)
     assert directory.status == "failed"
     assert "No space left on device" in directory.manifest["reason"]
     assert not (path.parent / "DONE").exists()
-    assert directory.manifest["events_sha256"] == file_sha256(path), "the seal says what is on the disk"
+    assert directory.manifest["files"] == {}, "nobody vouches for a log with a hole"
+    assert "without a seal of its own" in str(directory.unverified)
     with pytest.raises(BenchError):
         open_runs(tmp_path)
 
@@ -170,7 +172,7 @@ def test_what_fails_at_the_end_is_sealed_as_well(
     monkeypatch.setattr(
         *((RunDirectory, what) if what == "write_summary" else ("harness.runs.runner.check",)), full
     )
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(UnfitError, match=r"summary.json: No space left"):
         run(small_spec(steps=1), tmp_path)
     (manifest,) = filter(None, map(read_manifest, tmp_path.glob("*/manifest.json")))
     assert manifest["status"] == "failed"
@@ -245,7 +247,7 @@ def test_a_seal_has_the_digests_of_all_files(sealed: Path, tmp_path: Path) -> No
     names = ("events.jsonl", "steps.parquet", "summary.json")
     assert directory.manifest["files"] == {name: file_sha256(directory.path / name) for name in names}
     assert directory.unverified is None
-    assert all(directory.check_file(name) for name in names)
+    directory.check()
 
 
 READERS: dict[str, Callable[[RunDirectory], Any]] = {
@@ -258,9 +260,12 @@ READERS: dict[str, Callable[[RunDirectory], Any]] = {
 }
 
 
+@pytest.mark.parametrize("name", ["events.jsonl", "steps.parquet", "summary.json"])
 @pytest.mark.parametrize("reader", READERS)
-def test_readers_notice_what_was_changed_or_is_gone(reader: str, sealed: Path, tmp_path: Path) -> None:
-    name = "summary.json" if reader == "summary" else "events.jsonl"
+def test_readers_notice_what_was_changed_or_is_gone(
+    reader: str, name: str, sealed: Path, tmp_path: Path
+) -> None:
+    """Whatever of a run they use: a summary is worth no more than the log that it was made from."""
     for number, spoil in enumerate((doubled, lambda path: path.unlink())):
         directory = copy_of(sealed, tmp_path / str(number))
         spoil(directory.path / name)
@@ -272,6 +277,9 @@ def test_readers_notice_what_was_changed_or_is_gone(reader: str, sealed: Path, t
 
 def doubled(path: Path) -> None:
     """One number is twice what it was."""
+    if path.suffix == ".parquet":
+        path.write_bytes(path.read_bytes()[::-1])
+        return
     text = path.read_text()
     key = '"tokens":' if path.name == "events.jsonl" else '"makespan_s": '
     before, _, after = text.partition(key)
@@ -279,18 +287,11 @@ def doubled(path: Path) -> None:
     path.write_text(before + key + repr(float(number) * 2) + after[len(number) :])
 
 
-def test_show_looks_at_every_file(sealed: Path, tmp_path: Path) -> None:
-    directory = copy_of(sealed, tmp_path)
-    (directory.path / "steps.parquet").write_bytes(b"PAR1")
-    with pytest.raises(InvalidRun, match=r"steps.parquet is not the file that was sealed"):
-        directory.check()
-
-
 def test_an_older_seal_vouches_for_the_log_alone(sealed: Path, tmp_path: Path) -> None:
     directory = copy_of(sealed, tmp_path)
     del directory.manifest["files"]
-    assert directory.check_file("events.jsonl")
-    assert not directory.check_file("summary.json")
+    doubled(directory.path / "summary.json")
+    directory.check()
     assert "kept no digests" in str(directory.unverified)
     doubled(directory.events_path)
     with pytest.raises(InvalidRun, match=r"events.jsonl is not the file"):
@@ -302,6 +303,128 @@ def test_a_digest_that_is_printed_is_of_what_was_read(sealed: Path, tmp_path: Pa
     directory.manifest["status"] = "running"  # so that nothing vouches for the log
     doubled(directory.events_path)
     assert recompute(directory)["events_sha256"] == file_sha256(directory.events_path)
+
+
+@pytest.mark.parametrize("files", [{}, [], None, {"summary.json": None}])
+def test_a_seal_vouches_for_what_it_knows_alone(files: Any, sealed: Path, tmp_path: Path) -> None:
+    directory = copy_of(sealed, tmp_path)
+    directory.manifest["files"] = files
+    assert directory.unverified is not None
+    directory = copy_of(sealed, tmp_path / "other")
+    del directory.manifest["files"]["summary.json"]
+    assert directory.unverified == "unverified: its seal says nothing of summary.json"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("staleness", 0), ("seed", 7), ("steps", 9), ("system", "colocated")]
+)
+def test_what_a_manifest_asks_for_cannot_be_changed_alone(
+    key: str, value: Any, sealed: Path, tmp_path: Path
+) -> None:
+    directory = copy_of(sealed, tmp_path)
+    directory.manifest["spec"][key] = value
+    with pytest.raises(InvalidRun, match=r"manifest.json was changed"):
+        directory.check()
+
+
+def test_a_manifest_and_a_summary_of_different_runs_are_refused(sealed: Path, tmp_path: Path) -> None:
+    """Nothing vouches for either, and they say different things."""
+    directory = copy_of(sealed, tmp_path)
+    directory.manifest.pop("files")
+    path = directory.path / "summary.json"
+    path.write_text(path.read_text().replace('"seed": 0', '"seed": 5'))
+    with pytest.raises(InvalidRun, match="its summary is of seed 5, its manifest asks for 0"):
+        read_summary(directory)
+
+
+def test_whoever_finds_a_run_does_not_vouch_for_it(sealed: Path, tmp_path: Path) -> None:
+    directory = copy_of(sealed, tmp_path)
+    doubled(directory.events_path)
+    directory.seal("interrupted", {}, reason="its process ended before it was sealed")
+    found = RunDirectory.open(tmp_path / "runs", directory.id)
+    found.check()
+    assert found.unverified == "unverified: it ended without a seal of its own"
+
+
+def test_a_run_is_called_as_its_folder_is(sealed: Path, tmp_path: Path) -> None:
+    directory = copy_of(sealed, tmp_path)
+    directory.path.rename(tmp_path / "runs" / "mine")
+    (found,) = open_runs(tmp_path / "runs")
+    assert found.id == "mine"
+    assert found.summary["seed"] == 0
+
+
+def test_a_run_without_its_mark_is_not_complete(sealed: Path, tmp_path: Path) -> None:
+    directory = copy_of(sealed, tmp_path)
+    assert directory.status == "complete"
+    (directory.path / "DONE").unlink()
+    assert directory.status == DIED
+    with pytest.raises(BenchError, match="no complete run"):
+        open_runs(tmp_path / "runs")
+
+
+def test_a_folder_without_a_manifest_is_told_of(sealed: Path, tmp_path: Path) -> None:
+    directory = copy_of(sealed, tmp_path)
+    root = tmp_path / "runs"
+    assert unreadable(root) == []
+    manifest = directory.path / "manifest.json"
+    for content in (
+        manifest.read_text()[:300],
+        "{}",
+        '{"spec": {}}',
+        manifest.read_text().replace('"group"', '"x"'),
+    ):
+        manifest.write_text(content)
+        assert list_runs(root) == []
+        (line,) = unreadable(root)
+        assert str(directory.path) in line
+        with pytest.raises(UsageError, match="not a manifest"):
+            RunDirectory.open(root, directory.id)
+
+
+def test_an_interrupted_run_whose_log_was_changed_is_invalid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(tally: Tally) -> None:
+        if len(tally.steps) == 2:  # the first one is on the disk
+            (path,) = tmp_path.glob("*/events.jsonl")
+            with path.open("r+b") as file:
+                file.seek(path.read_bytes().index(b'"tokens":') + 9)
+                file.write(b"9")
+            raise KeyboardInterrupt
+
+    with pytest.raises(InvalidRun, match="is not what was written to it"):
+        run(small_spec(steps=3), tmp_path, stepped=interrupt)
+    (manifest,) = list_runs(tmp_path)
+    assert manifest["status"] == "invalid"
+
+
+def test_a_write_that_is_interrupted_leaves_a_broken_log(tmp_path: Path) -> None:
+    class Interrupted(Short):
+        def write(self, data: Any) -> int:
+            self._inner.write(data[:10])
+            raise KeyboardInterrupt
+
+    log = EventLog(tmp_path / "events.jsonl", lambda event: None)
+    log._file = Interrupted(log._file, lambda write: False)  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        log.emit("version.published", 0, version=1)
+    assert log.broken
+    log.close()
+    assert (tmp_path / "events.jsonl").stat().st_size == 10, "nothing stands behind the hole"
+
+
+def test_a_traced_run_is_recomputed_as_it_was(tmp_path: Path) -> None:
+    """Responses of a trace are as long as they were: no cap cut them off."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text("output_tokens\n15000\n20000\n")
+    spec = resolve(
+        system="colocated", model="dense-9b", backend=None, steps=1, seed=3, staleness=0, gpus=8,
+        settings=SMALL, trace=trace,
+    )  # fmt: skip
+    result = run(spec, tmp_path / "runs")
+    assert result.summary["cut_off"]["responses_truncated"] is None
+    assert recompute(result.directory) == result.summary
 
 
 # ------------------------------------------------------------------------------- holes
@@ -361,7 +484,7 @@ def test_a_run_whose_process_is_gone_died(tmp_path: Path) -> None:
     log.close()
     assert (directory.status, directory.is_alive()) == (DIED, False)
     assert "it died" in str(directory.unverified)
-    directory.seal("interrupted")
+    directory.seal("interrupted", {})
     assert directory.status == "interrupted"
 
 
