@@ -204,7 +204,11 @@ def test_a_file_that_does_not_fit_ends_in_one_line(
     assert statuses <= {"failed"}, "whatever could be sealed is sealed as failed"
 
 
-@pytest.mark.parametrize("arguments", [[*RUN, "--steps", "2"], TINY], ids=["simulated", "real"])
+@pytest.mark.parametrize(
+    "arguments",
+    [[*RUN, "--steps", "2"], pytest.param(TINY, marks=pytest.mark.slow)],
+    ids=["simulated", "real"],
+)
 def test_a_path_that_is_not_utf_8_is_a_path(arguments: list[str], tmp_path: Path) -> None:
     odd = os.fsdecode(os.fsencode(tmp_path) + b"/b\xff")
     done = bench(*arguments, "--results", odd, cwd=tmp_path, errors="surrogateescape")
@@ -334,7 +338,7 @@ def test_runs_that_nothing_vouches_for_are_marked(study: Path, tmp_path: Path) -
     assert "files            unverified: it was sealed by a version" in said("show", one)
     assert "unverified" in json.loads(bench("show", one, "--json", "--results", "runs", cwd=cwd).stdout)
     assert said("list", "runs").count("(unverified)") == 6
-    assert "note: 6 of 12 runs are unverified" in said("compare", "colocated", "pivot")
-    assert "note        6 of 12 runs are unverified" in said("claims", "--claims", "claims.toml")
+    assert "note: 6 of 12 runs: unverified" in said("compare", "colocated", "pivot")
+    assert "note        6 of 12 runs: unverified" in said("claims", "--claims", "claims.toml")
     assert "files            unverified" in said("replay", one)
     assert "unverified" in said("export", one, "--format", "csv")

@@ -161,6 +161,7 @@ def test_fail_fast_starts_nothing_more(tmp_path: Path) -> None:
     assert found.stdout.startswith("6 cells: 0 run, 0 kept, 1 failed, 5 not started")
 
 
+@pytest.mark.slow
 def test_one_sweep_at_a_time(tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_text(suite_of(20))
     command = [*BENCH, "sweep", "study.toml", "--quiet"]

@@ -66,7 +66,7 @@ def test_a_warning_begins_above_the_stated_share() -> None:
 @pytest.mark.parametrize("backend", ["cosim", "live"])
 def test_training_that_diverges_ends_the_run(backend: str, tmp_path: Path) -> None:
     """Weights that are no numbers would otherwise be served, judged and sealed as complete."""
-    with pytest.raises(InvalidRun, match="training diverged"):
+    with pytest.raises(InvalidRun, match=r"training diverged(?: in RL step [12])?: "):
         recorded(tmp_path, backend, "learning.lr=1e6", steps=4)
     (manifest,) = list_runs(tmp_path)
     assert manifest["status"] == "invalid"

@@ -34,6 +34,7 @@ from tests.mutation.targets import DRAWN, EXCLUDED, LIMIT_S, SEED, TARGETS
 
 ROOT = Path(__file__).parents[2]
 KILLED, SURVIVED, TIMED_OUT = "killed", "survived", "timed out"
+SAME = ("Is_Eq", "IsNot_NotEq", "Eq_Is", "NotEq_IsNot")  # comparisons that say the same
 CACHES = ("cache", "cached_property", "lru_cache")
 
 
@@ -104,10 +105,11 @@ def all_mutants(module: str) -> tuple[list[Mutant], Counter[str]]:
         kind = get_operator(name)
         if kind.arguments():
             continue
-        operator = kind()
+        operator, same = kind(), name.removeprefix("core/ReplaceComparisonOperator_") in SAME
         places = [place for node in nodes for place in operator.mutation_positions(node)]
         for occurrence, (start, end) in enumerate(places):
             why = next((why for a, b, why in spans if a <= start and end <= b), None)
+            why = "identity" if same else why
             if why is None:
                 found.append(Mutant(module, name.removeprefix("core/"), occurrence, *start))
             else:
@@ -139,6 +141,14 @@ class Clones:
             clone = folder / f"clone-{number}"
             subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
             self.free.put(clone)
+
+    def check(self, lists: set[tuple[str, ...]]) -> None:
+        """Without a mutant all tests pass: else everything would look killed."""
+        clone = self.free.get()
+        for tests in sorted(lists):
+            if (outcome := _tested(clone, tests)) != SURVIVED:
+                raise SystemExit(f"without any mutant, {' '.join(tests)}: {outcome}")
+        self.free.put(clone)
 
     def outcome(self, mutant: Mutant) -> str:
         clone = self.free.get()
@@ -184,6 +194,8 @@ def _tested(clone: Path, tests: tuple[str, ...]) -> str:
         return TIMED_OUT
     if child.returncode == 0:
         return SURVIVED
+    if child.returncode not in (1, 2):  # 2: the mutant cannot even be imported
+        raise RuntimeError(f"pytest ended with {child.returncode}: {said[-2000:]}")
     return TIMED_OUT if "Timeout (>" in said else KILLED
 
 
@@ -216,6 +228,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         clones = Clones(asked.jobs, Path(folder))
+        clones.check({TARGETS[mutant.module] for mutant in mutants})
         with ThreadPoolExecutor(asked.jobs) as pool:
             list(pool.map(attempt, [mutant for mutant in mutants if mutant.id not in done]))
     print(json.dumps(report(mutants, of, left_out, done), indent=1))

@@ -58,5 +58,6 @@ EXCLUDED = {
     "dataclass option": "`frozen`, `slots` and `order` keep a programmer from a mistake and change no result",
     "type checking": "the block is for the type checker only",
     "protocol": "the bodies of a protocol's methods are never run",
+    "identity": "`is` and `==` say the same of enum members, None and literals",
     "cache": "without `@cache` or `@cached_property` the same value is computed again",
 }

@@ -184,6 +184,30 @@ def test_a_shift_whose_source_was_lost_before_it_began_fails() -> None:
     play(main, (TRAIN, (0, 1)), (REWARD, (4,)))
 
 
+def test_what_did_not_drain_for_a_shift_that_failed_goes_on() -> None:
+    """The unit is lost as it is to move to where a replica is: that replica has not been told yet."""
+
+    async def main(stage: Stage) -> None:
+        loop, runtime = asyncio.get_running_loop(), stage.runtime
+        unit = next(lease for lease in runtime._leases.values() if lease.role is TRAIN)
+        replica = next(lease for lease in runtime._leases.values() if lease.placement.devices == (2,))
+        states: list[LeaseState] = []
+
+        def lose_before_the_shift_begins() -> None:
+            stage.policy.then = lambda: states.append(replica.state)
+            loop.call_soon(runtime._lost, unit, WorkerLost((0, 1), "lost at this very moment"))
+
+        stage.policy.then = lose_before_the_shift_begins
+        stage.want((TRAIN, (2, 3)), (REWARD, (4,)))
+        await asyncio.sleep(300)
+        assert states[0] is LeaseState.ACTIVE, "nobody gave it up for the shift that failed"
+        assert stage.ended_well([["rollout", [2]], ["train", [0, 1]]]) == [False]
+        assert ("train", [2, 3]) in stage.active()
+        assert stage.states(replica.epoch) == ["loading", "active", "draining", "released"]
+
+    play(main, (TRAIN, (0, 1)), (ROLLOUT, (2,)), (REWARD, (4,)))
+
+
 def test_a_shift_that_takes_too_long_fails_and_its_devices_restart() -> None:
     async def main(stage: Stage) -> None:
         stage.parts.backend.slow(0, 1e4)  # type: ignore[attr-defined]

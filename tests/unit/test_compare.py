@@ -261,6 +261,45 @@ def test_selections_by_run_and_value(runs: list[Recorded]) -> None:
     assert select(runs, runs[0].id) == [runs[0]]
 
 
+def test_equal_staleness_is_equal_wherever_it_is(runs: list[Recorded]) -> None:
+    stale = changed(runs, realised_staleness={"mean": 1.5, "max": 2})
+    assert only(compare(stale, ["colocated", "pivot"])).effect.n == 10
+
+
+def test_speed_is_one_over_the_makespan(runs: list[Recorded]) -> None:
+    slower = [
+        replace(one, given={**one.summary, "makespan_s": 4.0 if one.spec["system"] == "pivot" else 2.0})
+        for one in runs
+    ]
+    assert only(compare(slower, ["colocated", "pivot"], "speed")).effect.ratio == pytest.approx(0.5)
+
+
+def test_runs_without_a_partner_are_left_out_aloud(runs: list[Recorded]) -> None:
+    kept = [one for one in runs if one.spec["system"] == "colocated" or one.seed < 7]
+    kept = [one for one in kept if one.spec["system"] == "pivot" or one.seed > 0]
+    found = only(compare(kept, ["colocated", "pivot"]))
+    assert found.effect.n == 6
+    assert "4 runs have no partner of their seed and are left out" in found.notes
+
+
+def test_the_newest_of_equal_runs_counts_and_that_is_said(runs: list[Recorded]) -> None:
+    first = next(one for one in runs if one.spec["system"] == "pivot" and one.seed == 3)
+    again = replace(
+        first, given={**first.summary, "tokens_per_s": dict.fromkeys(first.summary["tokens_per_s"], 7.0)}
+    )
+    found = only(compare([*runs, again, again], ["colocated", "pivot"]))
+    assert "pivot: the newest of 3 equal runs of a seed" in found.notes
+    base = next(one for one in runs if one.spec["system"] == "colocated" and one.seed == 3)
+    assert found.points[3] == pytest.approx(7.0 / base.summary["tokens_per_s"]["total"])
+
+
+def test_a_condition_above(runs: list[Recorded]) -> None:
+    faster, same = (only(compare(sped_up(runs, by), ["colocated", "pivot"])) for by in (1.2, 1.0))
+    assert condition("throughput>5%").holds(faster)
+    assert not condition("throughput>5%").holds(same)
+    assert not condition("throughput>150%").holds(faster)
+
+
 def test_conditions(runs: list[Recorded]) -> None:
     slower = only(compare(sped_up(runs, 0.9), ["colocated", "pivot"]))
     assert condition("throughput<-5%").holds(slower)
@@ -325,6 +364,28 @@ def test_a_claim_comes_out_or_does_not(
     assert gain.command.startswith("bench sweep ")
     assert (other.verdict, other.why) == (Found.NOT_TESTED, "not there")
     assert json.loads(json.dumps(gain.to_json()))["frozen_in"] == "abc"
+
+
+def test_a_claim_that_something_is_slower(runs: list[Recorded], tmp_path: Path) -> None:
+    file = read_claims(claims_of(tmp_path, 0.4, 0.6))
+    for factor, verdict in ((0.5, Found.REPRODUCED), (0.8, Found.PARTLY), (1.5, Found.NOT_REPRODUCED)):
+        row = judge(file, by_cell(file, sped_up(runs, factor)), tmp_path)[0]
+        assert row.verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(b"\xff\xfe", "can't decode"), (b"frozen_in = ", "value"), (b'frozen_in = "x"\nclaim = []', "claim")],
+)
+def test_claims_that_cannot_be_read_are_one_line(content: bytes, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "claims.toml"
+    path.write_bytes(content)
+    with pytest.raises(UsageError) as error:
+        read_claims(path)
+    assert str(error.value).startswith(f"{path}: ")
+    assert says in str(error.value).lower()
+    with pytest.raises(UsageError, match="No such file"):
+        read_claims(tmp_path / "nothing.toml")
 
 
 def by_cell(file: ClaimsFile, runs: Sequence[Recorded]) -> dict[str, dict[str, Recorded]]:

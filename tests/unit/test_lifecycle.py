@@ -100,6 +100,10 @@ def test_segments_follow_versions() -> None:
     lifecycle.extend(one, 1, 0)
     assert one.segments == [Segment(0, 0, 3), Segment(1, 3, 5)]
     assert one.tokens == [5, 6, 7, 8, 9]
+    lifecycle.extend(one, 1, 1, (4,), (-0.6,))
+    lifecycle.extend(one, 2, -1)
+    assert one.segments == [Segment(0, 0, 3), Segment(1, 3, 6)]
+    assert (one.length, len(one.logprobs)) == (6, 6)
 
 
 def test_dispatch_wants_an_active_replica_of_the_role_and_version() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -103,9 +103,11 @@ class Stage:
         self.leases: dict[int, Lease] = {}
         self.losses: list[tuple[int, WorkerLost]] = []
         self.tasks: list[asyncio.Task[None]] = []
+        self.estimates = PRIOR
         self.serving = Serving(
-            self, self.log, publishing, Deadlines(**deadlines), lambda: PRIOR, self.spawn, lambda: None,  # type: ignore[arg-type]
-            self.lost,
+            self,  # type: ignore[arg-type]
+            self.log, publishing, Deadlines(**deadlines), lambda: self.estimates, self.spawn,
+            lambda: None, self.lost,
         )  # fmt: skip
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -484,6 +486,24 @@ def test_a_lost_answer_is_noticed_in_the_silence_after_it() -> None:
         assert "answer 0 never came" in str(lost)
 
     play(main, silence_s=30.0, late_s=10.0)
+
+
+def test_dispatch_leaves_room_for_half_of_what_is_still_to_come() -> None:
+    """A cache of 10,000 tokens; each sequence has 100, and is expected to grow by half of 4,000."""
+
+    async def main(stage: Stage) -> None:
+        speed = replace(PRIOR.speed[Role.ROLLOUT], kv_capacity_tokens=10_000)
+        stage.estimates = replace(
+            PRIOR, speed={**PRIOR.speed, Role.ROLLOUT: speed},
+            length_mean={**PRIOR.length_mean, Role.ROLLOUT: 4000.0},
+        )  # fmt: skip
+        worker = stage.replica()
+        stage.submit(9)
+        await asyncio.sleep(1)
+        assert len(worker.held) == 4, "4 x (100 + 2,000) fit, 5 do not"
+        assert stage.waiting() == [4, 5, 6, 7, 8]
+
+    play(main)
 
 
 # ------------------------------------------------------------------------------- counting

@@ -40,12 +40,7 @@ def bounds(group: ModelGroup) -> Iterator[tuple[str, float, float]]:
 
 
 def cases() -> Iterator[tuple[str, str, str, float]]:
-    for model, backend in (
-        ("dense-9b", "sim"),
-        ("moe-30b", "sim"),
-        ("tiny-dense", "cosim"),
-        ("tiny-dense", "live"),
-    ):
+    for model, backend in (("dense-9b", "sim"), ("tiny-dense", "cosim"), ("tiny-dense", "live")):
         for key, least, most in bounds(load_group(model)):
             if key.split(".")[0] in READ[backend]:
                 for value in dict.fromkeys((least, 1, 2, most)):

@@ -236,3 +236,69 @@ def test_time_after_the_last_publish_does_not_count() -> None:
     log.add(30, "sequence.dispatched", sequence=4, role="rollout", lease=0, context=10, resumed=0)
     log.add(99, "sequence.finished", sequence=4, role="rollout", lease=0, tokens=5, oldest=0, segments=1)
     assert log.tally.summary() == before
+
+
+def test_a_second_step_counts_from_the_first_publish() -> None:
+    log = one_step()
+    log.add(21, "batch.admitted", batch=1, version=1, groups=[1, 1])
+    log.start(23, 4, "rollout", 0)
+    log.finish(26, 4, "rollout", 0, 10, oldest=1)
+    log.start(26, 6, "rollout", 0)
+    log.finish(33, 6, "rollout", 0, 10, oldest=1)
+    log.start(30, 5, "reward", 1)
+    log.finish(35, 5, "reward", 1, 5, oldest=-1)
+    log.train(36, 38, 41, 1, 1)
+    step = log.tally.steps[1]
+    assert (step["step"], step["step_s"], step["published_s"]) == (1, 20.0, 41.0)
+    assert (step["wait_for_batch_s"], step["wait_for_trainer_s"], step["train_s"]) == (15.0, 2.0, 3.0)
+    assert (step["gen_s"], step["reward_s"]) == (10.0, 5.0)
+    assert log.tally.summary()["makespan_s"] == 41.0
+
+
+def test_a_prompt_is_what_was_not_generated_before() -> None:
+    """A sequence that goes on elsewhere has its own tokens in its context; they are no prompt."""
+
+    def bound(context: int, resumed: int) -> float:
+        log = Written()
+        log.lease(0, 0, "rollout", "active", 0)
+        log.lease(0, 2, "train", "active", 3)
+        log.nothing_much(0)
+        facts = {"sequence": 0, "role": "rollout", "lease": 0, "context": context, "resumed": resumed}
+        log.add(0, "sequence.dispatched", **facts)
+        log.train(1, 1, 2, 0, 0)
+        bound_s: float = log.tally.summary()["lower_bound_s"]
+        return bound_s
+
+    assert bound(13, 6) == bound(7, 0) != bound(13, 0)
+
+
+def test_a_replica_that_is_lost_while_it_loads_a_version_works_for_nobody() -> None:
+    log = Written()
+    log.lease(0, 0, "rollout", "active", 0)
+    log.lease(0, 2, "train", "active", 3)
+    log.nothing_much(0)
+    log.add(1, "lease.updating", lease=0, version=1)
+    log.lease(3, 0, "rollout", "lost", 0)
+    log.train(9, 9, 10, 0, 0)
+    assert log.tally.summary()["gpu_time_share"]["shifting"] == pytest.approx(2 / 40)
+
+
+def test_a_drain_that_takes_no_time_counts_and_other_phases_do_not() -> None:
+    log = Written()
+    log.lease(0, 2, "train", "active", 3)
+    log.nothing_much(0)
+    log.add(1, "shift.began", shift=0, how="migrate", sources=[["rollout", [0]]], targets=[["reward", [0]]])
+    for at, phase in ((1, "drain"), (1, "park"), (4, "load")):
+        log.add(at, "shift.phase", shift=0, phase=phase, bytes=0)
+    log.add(4, "shift.ended", shift=0, ok=True)
+    log.train(9, 9, 10, 0, 0)
+    phases = log.tally.summary()["shift_phases"]
+    assert phases == {"drain": {"mean_s": 0.0, "device_s": 0.0}, "load": {"mean_s": 3.0, "device_s": 3.0}}
+
+
+def test_a_run_without_a_step_has_no_rates() -> None:
+    summary = Written().tally.summary()
+    assert summary["makespan_s"] == 0.0
+    assert set(summary["tokens_per_s"].values()) == {0.0}
+    assert summary["gpu_time_share"]["idle"] == 1.0
+    assert summary["step_s_mean"] is None
