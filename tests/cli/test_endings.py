@@ -92,6 +92,21 @@ def test_a_reader_who_saw_enough_does_not_change_the_exit_code(tmp_path: Path) -
     assert only_manifest(tmp_path / "other")["status"] == "complete"
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_odd_encodings_change_nothing_of_that(encoding: str, tmp_path: Path) -> None:
+    """A stream that cannot say a character spells it out, and one that nobody reads goes nowhere."""
+    odd = environment(PYTHONIOENCODING=encoding)
+    assert bench("list", "models", cwd=tmp_path, env=odd).returncode == 0
+    process = subprocess.Popen(
+        [*BENCH, "list", "models"], cwd=tmp_path, env=odd, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait(60) == 0
+    said = bench("show", "€", "--results", "runs", cwd=tmp_path, env=odd)
+    assert (said.returncode, "Traceback" in said.stderr) == (2, False)
+
+
 @pytest.mark.parametrize("closed", ["2>&-", ">&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_closed_streams_are_not_taken_for_files(closed: str, tmp_path: Path) -> None:
     """The next file that is opened would have their number, and get what is printed there."""

@@ -106,6 +106,16 @@ def test_a_run_is_the_same_with_a_mirror_that_fails(
     assert failing.summary["steps"] == quiet.summary["steps"]
 
 
+def test_the_environment_names_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RUN_ID", "NAME", "RESUME", "RUN_GROUP", "SWEEP_ID", "FORK_FROM", "TAGS", "DIR", "PROJECT"):
+        monkeypatch.setenv(f"WANDB_{name}", "one")
+    monkeypatch.setenv("WANDB_ENTITY", "us")
+    monkeypatch.setenv("WANDB_CONFIG_DIR", "here")
+    given = {key: value for key, value in wandb_.surroundings().items() if key.startswith("WANDB_")}
+    given.pop("WANDB_API_KEY", None)
+    assert given == {"WANDB_SILENT": "true", "WANDB_ENTITY": "us", "WANDB_CONFIG_DIR": "here"}
+
+
 def test_the_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setattr(wandb_.importlib.util, "find_spec", lambda name: object())
