@@ -39,7 +39,7 @@ class TraceError(ValueError):
 class Trace:
     """Rows to draw from, with the cumulative weight of each."""
 
-    path: str
+    file: str
     sha256: str
     outputs: tuple[int, ...]
     inputs: tuple[int, ...]

@@ -160,10 +160,6 @@ def _experts(kernels: Kernels, c: Mapping[str, Floats]) -> Floats:
     )
 
 
-def mape(predicted: Floats, measured: Floats) -> float:
-    return float(np.mean(np.abs(predicted / measured - 1.0)))
-
-
 # ------------------------------------------------------------------------------- fitting
 
 

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -91,7 +91,7 @@ def replay(directory: RunDirectory, calibration: Calibration | None = None) -> R
         recorded = tallied(events)
     decisions, differing = again(spec, events)
     if calibration is not None:
-        spec = replace(spec, calibration=calibration)
+        spec = spec.model_copy(update={"calibration": calibration})
     simulated = tallied(simulate_again(spec, events))
     return Replay(
         directory.id,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from harness.results.summary import Tally
@@ -32,7 +32,7 @@ def variants(spec: RunSpec) -> Iterator[Variant]:
             costs = spec.group.costs.model_copy(
                 update={coefficient: getattr(spec.group.costs, coefficient) * factor}
             )
-            changed = replace(spec, group=spec.group.model_copy(update={"costs": costs}))
+            changed = spec.model_copy(update={"group": spec.group.model_copy(update={"costs": costs})})
             yield Variant(coefficient, factor, simulated(changed))
 
 

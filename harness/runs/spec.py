@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from harness.errors import UsageError, unknown
 from harness.results.record import cell_sha256, replicates_sha256
@@ -29,9 +29,10 @@ MOST_STEPS = 1_000_000  # of a run, and of the staleness bound
 NO_CONFIGS: dict[str, Path] = {}
 
 
-@dataclass(frozen=True)
-class RunSpec:
-    """A fully resolved request: equal specs make equal runs."""
+class RunSpec(BaseModel):
+    """A fully resolved request: equal specs make equal runs. It survives its JSON form."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     system: str
     group: ModelGroup
@@ -53,25 +54,23 @@ class RunSpec:
         return self.on.kind
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "system": self.system,
-            "backend": self.backend,
-            "steps": self.steps,
-            "seed": self.seed,
-            "staleness": self.staleness,
-            "group": self.group.model_dump(mode="json"),
-            **({"calibration": self.calibration.model_dump(mode="json")} if self.calibration else {}),
-            **({"trace": {"file": self.trace.path, "sha256": self.trace.sha256}} if self.trace else {}),
-        }
+        """What a manifest keeps, and what its digests are of."""
+        given = self.model_dump(mode="json", exclude_none=False)
+        asked = ("system", "backend", "steps", "seed", "staleness", "group")
+        extras = {key: given[key] for key in ("calibration", "trace") if given[key] is not None}
+        return {**{key: given[key] for key in asked}, **extras}
 
     @classmethod
-    def from_json(cls, raw: dict[str, Any]) -> RunSpec:
-        """The inverse of `to_json`."""
-        measured = raw.get("calibration")
-        return cls(
-            raw["system"], ModelGroup.model_validate(raw["group"]), raw["backend"], raw["steps"], raw["seed"],
-            raw["staleness"], Calibration.model_validate(measured) if measured else None,
-        )  # fmt: skip
+    def from_json(cls, raw: Mapping[str, Any]) -> RunSpec:
+        """The inverse of `to_json`. Older versions kept a trace's name and digest without its rows: a spec of
+        theirs has no trace."""
+        trace = raw.get("trace")
+        kept = {**raw, "trace": trace if trace and "outputs" in trace else None}
+        return cls.model_validate(kept)
+
+    def with_seed(self, seed: int) -> RunSpec:
+        """The same request with another seed: a replicate."""
+        return self.model_copy(update={"seed": seed})
 
     @property
     def digest(self) -> str:
@@ -155,7 +154,10 @@ def resolve(
     if staleness is None:
         staleness = SYSTEMS[system].default_staleness
     measured = load_calibration(calibration).of(model) if on.measured else None
-    return RunSpec(system, group, on.name, steps, seed, staleness, measured, _read_trace(trace))
+    return RunSpec(
+        system=system, group=group, backend=on.name, steps=steps, seed=seed, staleness=staleness,
+        calibration=measured, trace=_read_trace(trace),
+    )  # fmt: skip
 
 
 def check_seed(seed: int) -> None:

@@ -219,7 +219,7 @@ def _cells(source: _Source, file: SuiteFile, number: int, grid: Grid) -> Iterato
             if value is not None
         ]
         for seed in file.seeds:
-            one = replace(spec, seed=seed)
+            one = spec.with_seed(seed)
             yield Cell(one.id, one, asked.arguments(seed), variant, tuple(named), (number,))
 
 

@@ -74,7 +74,6 @@ class Worker(asyncio.Protocol):
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._hello: asyncio.Future[None] = self._loop.create_future()
         self._known: set[int] = set()  # segments whose descriptor it has
-        self._gone: list[int] = []
         self._missed = 0
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # its stderr, read if it fails
         self._transport: asyncio.WriteTransport | None = None
@@ -215,15 +214,7 @@ class Worker(asyncio.Protocol):
             socket.send_fds(self._descriptors, [b"."], [segment.fd for segment in new])
             message["new"] = [[segment.number, segment.length] for segment in new]
             self._known.update(segment.number for segment in new)
-        if self._gone:
-            message["gone"], self._gone = self._gone, []
         self._transport.write(wire.encode(message))
-
-    def forget(self, segment: Segment) -> None:
-        """This memory is no longer used: the process may unmap it, with its next message."""
-        if segment.number in self._known:
-            self._known.remove(segment.number)
-            self._gone.append(segment.number)
 
     async def ask(
         self, op: str, segments: Sequence[Segment] = (), within_s: float | None = None, **fields: Any

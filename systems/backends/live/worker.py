@@ -117,8 +117,6 @@ class Worker:
         new: list[list[int]] = message.pop("new", [])
         for (number, length), fd in zip(new, self._lines.descriptors(len(new)) if new else [], strict=True):
             self._segments[number] = Segment(number, fd, length)
-        for number in message.pop("gone", ()):
-            self._segments.pop(number).close()
         operation: Callable[..., Any] = getattr(self, message.pop("op"))
         request = message.pop("id", None)
         result = operation(**message)
