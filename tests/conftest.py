@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from harness.results.log import Told
 from harness.results.summary import Tally
 from harness.runs.assemble import Parts, assemble
 from harness.runs.runner import header
@@ -38,14 +39,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(SLOW_LIMIT_S))
 
 
-class MemoryLog:
+class MemoryLog(Told):
     """An event sink that keeps events."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
-
-    def emit(self, kind: str, now_ns: int, **fields: Any) -> None:
-        self.events.append({"t": now_ns, "kind": kind, **fields})
+        super().__init__(self.events.append)
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in self.events if event["kind"] == kind]

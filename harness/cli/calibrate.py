@@ -7,22 +7,21 @@ from pathlib import Path
 
 import click
 
+from harness.cli import options
 from harness.errors import UnfitError, UsageError, unknown
 
 
 @click.command("calibrate")
 @click.option("--live", is_flag=True, help="Measure the tiny models on this machine's own workers.")
-@click.option(
-    "--data", type=click.Path(path_type=Path), help="Fit the simulator to the public measurements in DIR."
-)
+@click.option("--data", type=options.FILE, help="Fit the simulator to the public measurements in DIR.")
 @click.option("--model", "models", multiple=True, help="Live: a group with real weights. Default: all.")
 @click.option("--workers", type=int, help="Live: worker processes. Default: one a core, two at least.")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=options.FILE,
     help="Live: a file (results/calibration.toml). Data: a folder (the simulator's own).",
 )
-@click.option("--quiet", is_flag=True, help="No progress.")
+@options.quiet
 def command(
     live: bool, data: Path | None, models: tuple[str, ...], workers: int | None, out: Path | None, quiet: bool
 ) -> None:  # fmt: skip

@@ -7,25 +7,22 @@ from pathlib import Path
 
 import click
 
+from harness.cli import options
 from harness.errors import CheckFailed
-from harness.results.record import RUNS, unreadable
 from harness.studies.claims import CLAIMS, Found, Row, judge, read_claims, runs_of
 
 
 @click.command("claims")
-@click.option(
-    "--claims", "path", type=click.Path(path_type=Path), default=CLAIMS, help="Another table of claims."
-)
+@click.option("--claims", "path", type=options.FILE, default=CLAIMS, help="Another table of claims.")
 @click.option("--any-code", is_flag=True, help="Whatever version of the code made the runs.")
-@click.option("--results", type=click.Path(path_type=Path), default=RUNS, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="A JSON array on stdout, an object a claim.")
+@options.results
+@options.as_json("A JSON array on stdout, an object a claim.")
 def command(path: Path, any_code: bool, results: Path, as_json: bool) -> None:
     """The paper's claims beside the runs in --results: value, interval, verdict, and the command for it.
 
     Ends with 1 if a claim that was tested is not reproduced.
     """
-    for line in unreadable(results):
-        click.echo(f"note: {line}", err=True)
+    options.note_unreadable(results)
     file = read_claims(path)
     rows = judge(file, runs_of(file, results, any_code), results, path)
     click.echo(json.dumps([row.to_json() for row in rows]) if as_json else render(rows, file.frozen_in))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
+from harness.cli import options
 from harness.errors import CheckFailed, UsageError
 from harness.results.comparable import ALLOWABLE
-from harness.results.record import RUNS, unreadable
 from harness.results.tables import Recorded, open_runs
 from harness.studies.compare import FEW, METRICS, Contrast, compare_sides, condition, select
 from harness.studies.stats import Effect
@@ -30,8 +30,8 @@ from harness.studies.suite import load_suite
     metavar="METRIC[.low|.high]<PERCENT%",
     help="Exit with 1 if it is so: of the point estimate, or of an end of the interval.",
 )
-@click.option("--results", type=click.Path(path_type=Path), default=RUNS, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="A JSON array on stdout, an object a comparison.")
+@options.results
+@options.as_json("A JSON array on stdout, an object a comparison.")
 def command(
     selections: tuple[str, ...], suite: str | None, where: tuple[str, ...], metric: str,
     allow: tuple[str, ...], conditions: tuple[str, ...], results: Path, as_json: bool,
@@ -43,8 +43,7 @@ def command(
     faster; the verdict needs a bootstrap interval over runs and a rank test to agree.
     """
     checks = [condition(text) for text in conditions]
-    for line in unreadable(results):
-        click.echo(f"note: {line}", err=True)
+    options.note_unreadable(results)
     variants = {cell.id: cell.variant for cell in load_suite(suite).cells} if suite is not None else None
 
     def side(text: str) -> tuple[str, list[Recorded]]:

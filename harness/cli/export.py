@@ -6,16 +6,16 @@ from pathlib import Path
 
 import click
 
+from harness.cli import options
 from harness.errors import unknown
-from harness.results.record import RUNS
 from harness.results.tables import open_runs, reservations
 
 
 @click.command("export")
 @click.argument("run")
 @click.option("--format", "form", required=True, metavar="parquet|csv|perfetto")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("results/exports"), show_default=True)
-@click.option("--results", type=click.Path(path_type=Path), default=RUNS, show_default=True)
+@options.out("results/exports")
+@options.results
 def command(run: str, form: str, out: Path, results: Path) -> None:
     """Write RUN as tables (steps, device intervals, shift phases, events) or a trace for ui.perfetto.dev."""
     from harness.results.export import FORMATS, export

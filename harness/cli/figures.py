@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
+from harness.cli import options
 from harness.errors import unknown
 from harness.results.comparable import check_names
-from harness.results.record import RUNS, unreadable
 from harness.results.tables import open_runs
 from paper_figures.side_by_side import FIGURES_ALLOW, side_by_side
 
@@ -22,8 +22,8 @@ from paper_figures.side_by_side import FIGURES_ALLOW, side_by_side
 @click.option(
     "--allow", multiple=True, metavar="|".join(FIGURES_ALLOW), help="Draw runs together in spite of it."
 )
-@click.option("--results", type=click.Path(path_type=Path), default=RUNS, show_default=True)
-@click.option("--out", type=click.Path(path_type=Path), default=Path("results/figures"), show_default=True)
+@options.results
+@options.out("results/figures")
 def command(
     names: tuple[str, ...], runs: tuple[str, ...], kind: str | None, allow: tuple[str, ...], results: Path,
     out: Path,
@@ -39,8 +39,7 @@ def command(
     for name in names:
         if name not in FIGURES:
             raise unknown("figure", name, FIGURES)
-    for line in unreadable(results):
-        click.echo(f"note: {line}", err=True)
+    options.note_unreadable(results)
     allowed = check_names(allow, FIGURES_ALLOW)
     shown = side_by_side(open_runs(results, runs, kind), allowed)
     label = str(shown.runs[0].kind)

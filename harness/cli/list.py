@@ -10,8 +10,9 @@ from typing import Any
 
 import click
 
+from harness.cli import options
 from harness.errors import UsageError, unknown
-from harness.results.record import RUNS, RunDirectory, list_runs, unreadable
+from harness.results.record import RunDirectory, list_runs
 
 SUBJECTS = ("systems", "models", "workloads", "suites", "runs")
 
@@ -24,8 +25,8 @@ SUBJECTS = ("systems", "models", "workloads", "suites", "runs")
 @click.option("--status", help="Runs: that ended so.")
 @click.option("--seed", type=int, help="Runs: of this seed.")
 @click.option("--suite", help="Runs: of this suite's cells.")
-@click.option("--results", type=click.Path(path_type=Path), default=RUNS, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="Runs: one JSON array on stdout.")
+@options.results
+@options.as_json("Runs: one JSON array on stdout.")
 def command(
     what: str, system: str | None, model: str | None, kind: str | None, status: str | None, seed: int | None,
     suite: str | None, results: Path, as_json: bool,
@@ -42,8 +43,7 @@ def command(
             click.echo(line)
         return
     check_filters(given)
-    for line in unreadable(results):
-        click.echo(f"note: {line}", err=True)
+    options.note_unreadable(results)
     directories = [RunDirectory(results / manifest["run"], manifest) for manifest in list_runs(results)]
     found = [facts for facts in map(facts_of, directories) if given.items() <= facts.items()]
     if suite is not None:

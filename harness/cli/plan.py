@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
+from harness.cli import options
 from harness.errors import UsageError
-from harness.results.record import RUNS
 from harness.runs.assemble import assemble
 from harness.runs.backends import SIM
 from harness.runs.spec import resolve
@@ -23,44 +23,31 @@ from harness.studies.suite import load_suite
 @click.option("--model", help="Of a single run.")
 @click.option("--steps", type=int, help="RL steps: lengths may drift.  [default: 20]")
 @click.option("--seed", type=int, help="[default: 0]")
-@click.option("--gpus", type=int, help="Devices; the template split keeps its proportions.")
-@click.option("--set", "settings", multiple=True, metavar="TABLE.KEY=VALUE", help="Repeatable.")
-@click.option("--policy-config", type=click.Path(path_type=Path), help="Another policy's config.json.")
-@click.option("--judge-config", type=click.Path(path_type=Path), help="Another judge's config.json.")
-@click.option("--trace", type=click.Path(path_type=Path), help="Response lengths from a file.")
+@options.request
 @click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Suite: cells at a time.")
-@click.option(
-    "--results", type=click.Path(path_type=Path), default=RUNS, show_default=True, help="Suite: where."
-)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@options.results
+@options.as_json("One JSON object on stdout.")
 def command(
     suite: str | None, system: str | None, model: str | None, steps: int | None, seed: int | None,
-    gpus: int | None, settings: tuple[str, ...],
-    policy_config: Path | None, judge_config: Path | None, trace: Path | None, results: Path, jobs: int,
-    as_json: bool,
+    request: dict[str, Any], results: Path, jobs: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Of a simulated run: lengths by percentile, and what fits in memory.
 
     Of SUITE (a name or a TOML file): its cells, which of them are done, what fits, and how long it will take.
     """
     if suite is not None:
-        single = {
-            "system": system, "model": model, "steps": steps, "seed": seed, "gpus": gpus, "set": settings,
-            "policy-config": policy_config, "judge-config": judge_config, "trace": trace,
-        }  # fmt: skip
-        if given := [name for name, value in single.items() if value not in (None, ())]:
+        single = {"system": system, "model": model, "steps": steps, "seed": seed, **request}
+        names = {"settings": "set", "configs": "policy-config or --judge-config"}
+        if given := [names.get(name, name) for name, value in single.items() if value not in (None, (), {})]:
             raise UsageError(f"--{given[0]} is of a single run: give it or the suite '{suite}', not both")
         planned = plan_suite(load_suite(suite), results, jobs)
         click.echo(json.dumps(planned) if as_json else render_suite(planned))
         return
     if system is None or model is None:
         raise UsageError("give a suite, or --system and --model")
-    configs = {"policy": policy_config, "judge": judge_config}
     spec = resolve(
         system=system, model=model, backend=SIM.name, steps=20 if steps is None else steps, seed=seed or 0,
-        staleness=None, gpus=gpus,
-        settings=settings, trace=trace,
-        configs={which: path for which, path in configs.items() if path is not None},
+        staleness=None, **request,
     )  # fmt: skip
     assemble(spec)  # refuses what does not fit, with the numbers
     found = plan(spec)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import click
 
+from harness.cli import options
 from harness.errors import CHECK_FAILED, UsageError
-from harness.results.record import RUNS, RunDirectory
+from harness.results.record import RunDirectory
 from harness.runs.backends import BACKENDS
 from harness.runs.live_costs import load_calibration
 from harness.runs.replay import Replay, replay
@@ -17,11 +18,9 @@ from harness.runs.replay import Replay, replay
 
 @click.command("replay")
 @click.argument("run")
-@click.option(
-    "--calibration", type=click.Path(path_type=Path), help="Other costs than those the live run started from."
-)
-@click.option("--results", type=click.Path(path_type=Path), default=RUNS, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--calibration", type=options.FILE, help="Other costs than those the live run started from.")
+@options.results
+@options.as_json("One JSON object on stdout.")
 def command(run: str, calibration: Path | None, results: Path, as_json: bool) -> None:
     """Give RUN's recorded views to its policy again, and its lengths to the simulator.
 

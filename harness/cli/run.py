@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 
+from harness.cli import options
 from harness.cli.progress import Progress
 from harness.cli.summary import render
 from harness.errors import UsageError
-from harness.results.record import RUNS
 from harness.results.wandb import MODES, Mirror, chosen_mode
 from harness.runs.backends import BACKENDS
 from harness.runs.runner import run
@@ -31,23 +32,13 @@ from harness.runs.spec import RunSpec, resolve
     type=int,
     help="Bound on policy versions between generation and training. Default: the system's own.",
 )
-@click.option("--gpus", type=int, help="Devices; the template split keeps its proportions.")
-@click.option(
-    "--set", "settings", multiple=True, metavar="TABLE.KEY=VALUE", help="Change one setting; repeatable."
-)
-@click.option(
-    "--policy-config", type=click.Path(path_type=Path), help="Another policy's config.json (Hugging Face)."
-)
-@click.option("--judge-config", type=click.Path(path_type=Path), help="Another judge's config.json.")
-@click.option(
-    "--trace", type=click.Path(path_type=Path), help="Response lengths from a CSV, Parquet or JSONL file."
-)
+@options.request
 @click.option(
     "--sensitivity", is_flag=True, help="Also with each cost coefficient 20 % lower and higher (simulated)."
 )
 @click.option(
     "--calibration",
-    type=click.Path(path_type=Path),
+    type=options.FILE,
     help="What live workers cost here, from 'bench calibrate --live'. Default: the project's own.",
 )
 @click.option(
@@ -56,25 +47,18 @@ from harness.runs.spec import RunSpec, resolve
     metavar="|".join(MODES),
     help="Mirror to W&B. Default: $WANDB_MODE, or offline if W&B is installed.",
 )
-@click.option(
-    "--results", type=click.Path(path_type=Path), default=RUNS, show_default=True, help="Where runs are kept."
-)
-@click.option(
-    "--json", "as_json", is_flag=True, help="One JSON object on stdout (schema: docs/results-format.md)."
-)
-@click.option("--quiet", is_flag=True, help="No progress.")
+@options.results
+@options.as_json("One JSON object on stdout (schema: docs/results-format.md).")
+@options.quiet
 def command(
     system: str, model: str, backend: str | None, steps: int, seed: int, staleness: int | None,
-    gpus: int | None, settings: tuple[str, ...], policy_config: Path | None, judge_config: Path | None,
-    trace: Path | None, sensitivity: bool, calibration: Path | None, wandb_mode: str | None, results: Path,
-    as_json: bool, quiet: bool,
+    request: dict[str, Any], sensitivity: bool, calibration: Path | None, wandb_mode: str | None,
+    results: Path, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Run one system on one model group and record it."""
-    configs = {"policy": policy_config, "judge": judge_config}
     spec = resolve(
         system=system, model=model, backend=backend, steps=steps, seed=seed, staleness=staleness,
-        gpus=gpus, settings=settings, calibration=calibration,
-        trace=trace, configs={which: path for which, path in configs.items() if path is not None},
+        calibration=calibration, **request,
     )  # fmt: skip
     mode = chosen_mode(wandb_mode)
     check_sensitivity(spec, sensitivity, as_json)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
+from harness.cli import options
 from harness.cli.summary import render
-from harness.results.record import RUNS, RunDirectory
+from harness.results.record import RunDirectory
 from harness.results.tables import read_summary
 from harness.runs.runner import recompute
 
@@ -16,8 +17,8 @@ from harness.runs.runner import recompute
 @click.command("show")
 @click.argument("run")
 @click.option("--recompute", "again", is_flag=True, help="Derive the summary from the events anew.")
-@click.option("--results", type=click.Path(path_type=Path), default=RUNS, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@options.results
+@options.as_json("One JSON object on stdout.")
 def command(run: str, again: bool, results: Path, as_json: bool) -> None:
     """Show the summary of RUN: its id, its path, or an unambiguous part of its id.
 

@@ -11,9 +11,8 @@ import click
 import rich.console
 import rich.progress
 
-from harness.cli import cell
+from harness.cli import cell, options
 from harness.errors import CellsFailed, UsageError, unknown
-from harness.results.record import RUNS
 from harness.results.wandb import MODES, chosen_mode
 from harness.studies.suite import Cell, load_suite
 from harness.studies.sweep import Forecast, Outcome, alone_in, interleaved, ledger, seal_left, sweep
@@ -29,9 +28,9 @@ from systems.types import Kind
 @click.option("--jobs", type=int, default=1, show_default=True, help="Cells at a time.")
 @click.option("--fail-fast", is_flag=True, help="Start nothing more after a failure.")
 @click.option("--wandb", "wandb_mode", metavar="|".join(MODES), default="disabled", show_default=True)
-@click.option("--results", type=click.Path(path_type=Path), default=RUNS, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="A JSON array on stdout, an object a cell.")
-@click.option("--quiet", is_flag=True, help="No progress.")
+@options.results
+@options.as_json("A JSON array on stdout, an object a cell.")
+@options.quiet
 def command(
     suite: str, resume: bool, retry: str | None, any_code: bool, jobs: int, fail_fast: bool, wandb_mode: str,
     results: Path, as_json: bool, quiet: bool,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from harness.cli import options
 from harness.errors import CHECK_FAILED
 from systems.machine.files import replace_file
 
@@ -17,11 +18,9 @@ if TYPE_CHECKING:
 
 
 @click.command("validate")
-@click.option(
-    "--data", type=click.Path(path_type=Path), required=True, help="The folder of public measurements."
-)
-@click.option("--out", type=click.Path(path_type=Path), default=Path("results/validation"), show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="The rows as JSON on stdout.")
+@click.option("--data", type=options.FILE, required=True, help="The folder of public measurements.")
+@options.out("results/validation")
+@options.as_json("The rows as JSON on stdout.")
 def command(data: Path, out: Path, as_json: bool) -> None:
     """Predict measurements that nobody here made, and say how far off the simulator is.
 

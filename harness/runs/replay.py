@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from harness.errors import UsageError
-from harness.results.log import Event, reading
+from harness.results.log import Event, Told, reading
 from harness.results.record import RunDirectory
 from harness.results.summary import Tally
 from harness.runs.assemble import assemble, check_request
@@ -159,11 +159,12 @@ def view_of(raw: dict[str, Any], layout: Layout, recipe: Recipe) -> View:
 def simulate_again(spec: RunSpec, events: list[Event]) -> list[Event]:
     """The events of the same run on the simulated cluster, with the recorded lengths."""
     parts = assemble(spec, _recorded(spec, events), _prior(spec, events))
-    log = _Memory()
+    found: list[Event] = []
+    log = Told(found.append)
     log.emit("run.began", 0, **header(spec, parts))
     with rarely_collected():
         run_virtual(drive(spec, parts, log))
-    return log.events
+    return found
 
 
 def _prior(spec: RunSpec, events: Iterable[Event]) -> Estimates | None:
@@ -185,13 +186,3 @@ def _recorded(spec: RunSpec, events: Iterable[Event]) -> RecordedWorkload:
             generated[event["sequence"]] = event["tokens"]
     recipe = spec.group.workload
     return RecordedWorkload(prompts, generated, recipe.samples, recipe.judge_calls)
-
-
-class _Memory:
-    """An event sink that keeps events."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def emit(self, kind: str, now_ns: int, **fields: Any) -> None:
-        self.events.append({"t": now_ns, "kind": kind, **fields})

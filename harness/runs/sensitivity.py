@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from harness.results.log import Told
 from harness.results.summary import Tally
 from harness.runs.assemble import assemble
 from harness.runs.runner import drive, header, rarely_collected
@@ -40,18 +41,8 @@ def simulated(spec: RunSpec) -> dict[str, Any]:
     parts, tally = assemble(spec), Tally()
     tally.add({"t": 0, "kind": "run.began", **header(spec, parts)})
     with rarely_collected():
-        run_virtual(drive(spec, parts, _Into(tally)))
+        run_virtual(drive(spec, parts, Told(tally.add)))
     return tally.summary()
-
-
-class _Into:
-    """An event sink that only counts."""
-
-    def __init__(self, tally: Tally) -> None:
-        self._tally = tally
-
-    def emit(self, kind: str, now_ns: int, **fields: Any) -> None:
-        self._tally.add({"t": now_ns, "kind": kind, **fields})
 
 
 def render_sensitivity(base: dict[str, Any], found: Iterator[Variant]) -> str:

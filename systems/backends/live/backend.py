@@ -1,4 +1,4 @@
-"""The live backend, local cluster: real processes, measured time.
+"""The live backend: real workers of a cluster, measured time.
 
 A worker process outlives its role. A shift tells it to give one role up and to take another one on, and
 every phase ends when the slowest of the shift's workers has answered. A replica is one worker.
@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from systems.backends.live.cluster import LocalCluster, Worker
+from systems.backends.live.cluster import Cluster, Worker
 from systems.backends.live.roles import Generation, Learning
 from systems.backends.live.serving import POLICY, LiveReplica
 from systems.backends.live.store import ParameterStore, floats
@@ -31,7 +31,7 @@ class LiveBackend:
     kind = Kind.MEASURED
 
     def __init__(
-        self, cluster: LocalCluster, policy: Qwen3, judge: Qwen3, generation: Mapping[Role, Generation],
+        self, cluster: Cluster, policy: Qwen3, judge: Qwen3, generation: Mapping[Role, Generation],
         learning: Learning,
     ) -> None:  # fmt: skip
         self.cluster = cluster

@@ -24,7 +24,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import IO, Any, cast
+from typing import IO, Any, Protocol, cast
 
 from systems.backends.base import ClusterUnfit, WorkerLost
 from systems.backends.live import wire
@@ -236,8 +236,31 @@ class Worker(asyncio.Protocol):
             del self._pending[number]
 
 
+class Cluster(Protocol):
+    """Where live workers come from: whoever starts them, and however a message gets there."""
+
+    limits: Limits
+    workers: dict[int, Worker]  # by device
+
+    async def prepare(self) -> None:
+        """Start all workers and wait for all. Raises `ClusterUnfit`."""
+        ...
+
+    def watch(self) -> None:
+        """From now on a worker that stops beating is noticed."""
+        ...
+
+    async def restart(self, device: int) -> None:
+        """A new worker for a device whose worker was killed. Raises `ClusterUnfit` if none stays up."""
+        ...
+
+    def close(self) -> None:
+        """No worker is left behind."""
+        ...
+
+
 class LocalCluster:
-    """One worker process a device."""
+    """One worker process a device, on this machine."""
 
     def __init__(
         self, devices: Sequence[int], limits: Limits | None = None, python: str = sys.executable

@@ -1,0 +1,65 @@
+"""Options that verbs share, each declared once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+from harness.results.record import RUNS, unreadable
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+FILE = click.Path(path_type=Path)
+
+results = click.option("--results", type=FILE, default=RUNS, show_default=True, help="Where runs are kept.")
+quiet = click.option("--quiet", is_flag=True, help="No progress.")
+
+
+def as_json(what: str) -> Decorator:
+    """`--json`; `what` says what is printed."""
+    return click.option("--json", "as_json", is_flag=True, help=what)
+
+
+def out(default: str) -> Decorator:
+    """`--out`, a folder that is written to."""
+    return click.option(
+        "--out", type=FILE, default=Path(default), show_default=True, help="Where it is written."
+    )
+
+
+_REQUEST = (
+    click.option("--gpus", type=int, help="Devices; the template split keeps its proportions."),
+    click.option(
+        "--set", "settings", multiple=True, metavar="TABLE.KEY=VALUE", help="Change one setting; repeatable."
+    ),
+    click.option("--policy-config", type=FILE, help="Another policy's config.json (Hugging Face)."),
+    click.option("--judge-config", type=FILE, help="Another judge's config.json."),
+    click.option("--trace", type=FILE, help="Response lengths from a CSV, Parquet or JSONL file."),
+)
+
+
+def request(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options that change what is run; the command gets them as `request`, arguments of `resolve`."""
+
+    @wraps(command)
+    def folded(
+        *args: Any, gpus: int | None, settings: tuple[str, ...], policy_config: Path | None,
+        judge_config: Path | None, trace: Path | None, **others: Any,
+    ) -> Any:  # fmt: skip
+        given = {"policy": policy_config, "judge": judge_config}
+        configs = {which: path for which, path in given.items() if path is not None}
+        asked = {"gpus": gpus, "settings": settings, "trace": trace, "configs": configs}
+        return command(*args, request=asked, **others)
+
+    for option in reversed(_REQUEST):
+        folded = option(folded)
+    return folded
+
+
+def note_unreadable(root: Path) -> None:
+    """Say on stderr which folders are left out because nobody can read what they are."""
+    for line in unreadable(root):
+        click.echo(f"note: {line}", err=True)
