@@ -33,6 +33,7 @@ from cosmic_ray.plugins import get_operator, operator_names
 from tests.mutation.targets import DRAWN, EXCLUDED, LIMIT_S, SEED, TARGETS
 
 ROOT = Path(__file__).parents[2]
+NO_TESTS = 5  # pytest's exit code; others than 0 and this mean that a test failed, or nothing can be imported
 KILLED, SURVIVED, TIMED_OUT = "killed", "survived", "timed out"
 SAME = ("Is_Eq", "IsNot_NotEq", "Eq_Is", "NotEq_IsNot")  # comparisons that say the same
 CACHES = ("cache", "cached_property", "lru_cache")
@@ -142,13 +143,14 @@ class Clones:
             subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
             self.free.put(clone)
 
-    def check(self, lists: set[tuple[str, ...]]) -> None:
+    def check(self, tests: tuple[str, ...]) -> None:
         """Without a mutant all tests pass: else everything would look killed."""
         clone = self.free.get()
-        for tests in sorted(lists):
+        try:
             if (outcome := _tested(clone, tests)) != SURVIVED:
-                raise SystemExit(f"without any mutant, {' '.join(tests)}: {outcome}")
-        self.free.put(clone)
+                raise RuntimeError(f"without any mutant, {' '.join(tests)}: {outcome}")
+        finally:
+            self.free.put(clone)
 
     def outcome(self, mutant: Mutant) -> str:
         clone = self.free.get()
@@ -194,7 +196,7 @@ def _tested(clone: Path, tests: tuple[str, ...]) -> str:
         return TIMED_OUT
     if child.returncode == 0:
         return SURVIVED
-    if child.returncode not in (1, 2):  # 2: the mutant cannot even be imported
+    if child.returncode == NO_TESTS:
         raise RuntimeError(f"pytest ended with {child.returncode}: {said[-2000:]}")
     return TIMED_OUT if "Timeout (>" in said else KILLED
 
@@ -228,8 +230,8 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         clones = Clones(asked.jobs, Path(folder))
-        clones.check({TARGETS[mutant.module] for mutant in mutants})
         with ThreadPoolExecutor(asked.jobs) as pool:
+            list(pool.map(clones.check, {TARGETS[mutant.module] for mutant in mutants}))
             list(pool.map(attempt, [mutant for mutant in mutants if mutant.id not in done]))
     print(json.dumps(report(mutants, of, left_out, done), indent=1))
 
