@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+from systems.rewards import trained_on
 from systems.types import Group, Prompt, Recipe, Sample, Segment, response_of
 
 
@@ -86,5 +87,5 @@ def _train_sample(sample: Sample) -> TrainSample:
         tokens=tuple(response.tokens),
         logprobs=tuple(response.logprobs),
         segments=tuple(response.segments),
-        reward=sample.reward or 0.0,
+        reward=trained_on(sample.reward),
     )

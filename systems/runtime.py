@@ -64,7 +64,8 @@ class Progress:
 
 
 class Runtime:
-    """One cluster under one policy. Use as an async context manager around the pipeline."""
+    """One cluster under one policy. Use as an async context manager around the pipeline. The backend is
+    prepared before and closed afterwards by whoever made it."""
 
     def __init__(
         self, layout: Layout, recipe: Recipe, policy: Policy[Any], backend: Backend, log: EventSink,
@@ -113,10 +114,7 @@ class Runtime:
     ) -> None:
         for task in self._tasks:
             task.cancel()
-        try:
-            await self._group.__aexit__(kind, error, trace)
-        finally:
-            self._backend.close()
+        await self._group.__aexit__(kind, error, trace)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._group.create_task(work)

@@ -1,7 +1,7 @@
 """The vocabulary of the harness: roles, devices, placements, work, and what a policy sees.
 
-Frozen classes are values that may be kept and compared; the few mutable ones (`Sequence`, `Sample`,
-`Group`, `Lease`) are owned by the runtime and the pipeline, and change only through `lifecycle`.
+Frozen classes are values that may be kept and compared. The few mutable ones (`Sequence`, `Sample`, `Group`,
+`Lease`) are owned by the runtime and the pipeline; their states change only through `lifecycle`.
 Units are in names: `_ns`, `_s`, `_tokens`, `_bytes`.
 """
 

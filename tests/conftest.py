@@ -70,7 +70,10 @@ def simulate(spec: RunSpec, wrap: Any = lambda backend: backend) -> tuple[Memory
     async def drive() -> None:
         runtime = Runtime(parts.layout, parts.recipe, SYSTEMS[spec.system](), backend, log, parts.prior)
         kept.append(runtime)
-        await Pipeline(parts.recipe, parts.workload, runtime, log).run()
+        try:
+            await Pipeline(parts.recipe, parts.workload, runtime, log).run()
+        finally:
+            backend.close()
 
     log.emit("run.began", 0, **header(spec, parts))
     run_virtual(drive())

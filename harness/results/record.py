@@ -73,7 +73,7 @@ class RunDirectory:
 
     @property
     def id(self) -> str:
-        return self.path.name
+        return self.path.absolute().name
 
     @classmethod
     def begin(cls, path: Path, request: Mapping[str, Any], code: str) -> RunDirectory:
@@ -303,7 +303,7 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
     group = spec["group"]
     if not isinstance(group, dict) or not group.keys() >= {"name", "cluster", "workload"}:
         return None
-    return {**manifest, "run": path.parent.name}
+    return {**manifest, "run": path.parent.absolute().name}
 
 
 def list_runs(root: Path) -> list[dict[str, Any]]:
