@@ -46,6 +46,7 @@ def side_by_side(runs: Sequence[Recorded], allow: frozenset[str]) -> Shown:
             raise UsageError(f"{run.id} and {same.id} {differences(run, same)}; choose runs with --run")
         found[model][system].append(run)
     kept: list[Recorded] = []
+    unequal = False
     for model, systems in found.items():
         sides = []
         for system, of_bar in systems.items():
@@ -54,8 +55,11 @@ def side_by_side(runs: Sequence[Recorded], allow: frozenset[str]) -> Shown:
             sides.append(side)
             notes += repeated
             kept += side.runs
-        notes += [*check_seeds(sides, allow, model), *check_staleness(sides, allow, model)]
-    notes += _check_bounds(kept, allow)
+        notes += check_seeds(sides, allow, model)
+        unequal |= bool(check_staleness(sides, allow, model))
+    bounds = _check_bounds(kept, allow)
+    if unequal or len(bounds) > 1:  # bars and panels say of what bound they are, and what was realised
+        notes.append(f"UNEQUAL STALENESS (bounds {', '.join(map(str, bounds))}): asynchrony is in it")
     ids = {run.id for run in kept}
     shown = tuple(run for run in runs if run.id in ids)
     return Shown(shown, tuple(dict.fromkeys([*notes, *reservations(shown)])))
@@ -72,15 +76,16 @@ def _check_replicates(system: str, model: str, runs: Sequence[Recorded]) -> None
         )
 
 
-def _check_bounds(runs: Sequence[Recorded], allow: frozenset[str]) -> list[str]:
-    """Also between model groups, which one page puts side by side."""
+def _check_bounds(runs: Sequence[Recorded], allow: frozenset[str]) -> list[int]:
+    """All bounds; one, if nothing else is allowed: also between groups, which a page puts side by side."""
     bounds = Side("", tuple(runs)).bounds
-    if len(bounds) == 1:
-        return []
-    said = f"unequal staleness bounds ({', '.join(map(str, bounds))}): asynchrony is in it"
-    if "staleness" not in allow:
-        raise UsageError(f"{said}; choose runs with --run, or --allow staleness")
-    return [said]
+    if len(bounds) > 1 and "staleness" not in allow:
+        said = ", ".join(map(str, bounds))
+        raise UsageError(
+            f"unequal staleness bounds ({said}): asynchrony would be in it; choose runs with --run, or "
+            "--allow staleness"
+        )
+    return bounds
 
 
 def staleness_label(bound: int, realised: float) -> str:

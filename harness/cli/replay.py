@@ -45,7 +45,7 @@ def render(result: Replay) -> str:
         plans = f"{len(result.differing)} of {result.decisions} plans differ, first at {moments}"
     lines = [
         f"run              {result.run}",
-        *([f"files            {result.unverified}"] if result.unverified else []),
+        *([f"files            unverified: {result.unverified}"] if result.unverified else []),
         f"decisions        {plans}",
         f"{'step':>6}{result.kind:>14} s{'simulated s':>14}{'error':>10}",
     ]

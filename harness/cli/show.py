@@ -40,6 +40,11 @@ def command(run: str, again: bool, results: Path, as_json: bool) -> None:
             ": ".join([f"{ended['status']} after {steps}", *([ended["reason"]] if "reason" in ended else [])])
         )
     click.echo(render(summary))
-    click.echo(
-        f"files            {unverified or 'verified: log, steps and summary are those that were sealed'}"
-    )
+    click.echo(f"files            {trust(directory)}")
+
+
+def trust(directory: RunDirectory) -> str:
+    """Whether what is shown is what was sealed, and of which files that can be said."""
+    if directory.unverified:
+        return f"unverified: {directory.unverified}"
+    return f"verified: {' and '.join(directory.sealed)} are what was sealed"

@@ -199,16 +199,21 @@ class RunDirectory:
     def unverified(self) -> str | None:
         """Why this run's files cannot all be checked against a seal, in words; None if they can."""
         if self.manifest["status"] == RUNNING:
-            return f"unverified: it {'is running' if self.is_alive() else 'died'} and is not sealed"
+            return f"it {'is running' if self.is_alive() else 'died'} and is not sealed"
         sealed = self.manifest.get("files")
         if not isinstance(sealed, dict):
-            return "unverified: it was sealed by a version that kept no digests of steps and summary"
+            return "it was sealed by a version that kept no digests of steps and summary"
         if not sealed:
-            return "unverified: it ended without a seal of its own"
+            return "it ended without a seal of its own"
         there = [name for name in SEALED if (self.path / name).is_file()]
         if foreign := [name for name in there if not isinstance(sealed.get(name), str)]:
-            return f"unverified: its seal says nothing of {' and '.join(foreign)}"
+            return f"its seal says nothing of {' and '.join(foreign)}"
         return None
+
+    @property
+    def sealed(self) -> list[str]:
+        """Files that the seal vouches for."""
+        return list(self._sealed())
 
     def _sealed(self) -> dict[str, str]:
         """Digests by file name. Schema 1 kept that of the log alone."""

@@ -128,7 +128,8 @@ def reservations(runs: Sequence[Recorded]) -> list[str]:
     for, texts that were cut off, code and arithmetic that differ."""
     lines = []
     if found := [run for run in runs if run.directory.unverified]:
-        lines.append(f"{len(found)} of {len(runs)} runs: {found[0].directory.unverified}")
+        why = found[0].directory.unverified
+        lines.append(f"{len(found)} of {len(runs)} runs are unverified; the first: {why}")
     if warned := [run for run in runs if run.summary["warnings"]]:
         lines.append(f"{len(warned)} of {len(runs)} runs warn, the first: {warned[0].summary['warnings'][0]}")
     manifests = [run.directory.manifest for run in runs]

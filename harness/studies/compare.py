@@ -296,8 +296,8 @@ class Condition:
         value = {Part.ESTIMATE: effect.ratio, Part.LOW: effect.low, Part.HIGH: effect.high}[self.part]
         if not effect.has_interval and self.part is not Part.ESTIMATE:
             raise UsageError(
-                f"--fail-on '{self.text}': {_counted(effect)} give no "
-                f"interval on {contrast.workload}; give more seeds"
+                f"--fail-on '{self.text}': {_counted(effect)} on {contrast.workload}, which is too few "
+                "for an interval; give more seeds"
             )
         return value - 1 < self.share if self.below else value - 1 > self.share
 

@@ -312,7 +312,7 @@ def test_a_seal_vouches_for_what_it_knows_alone(files: Any, sealed: Path, tmp_pa
     assert directory.unverified is not None
     directory = copy_of(sealed, tmp_path / "other")
     del directory.manifest["files"]["summary.json"]
-    assert directory.unverified == "unverified: its seal says nothing of summary.json"
+    assert directory.unverified == "its seal says nothing of summary.json"
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,7 @@ def test_whoever_finds_a_run_does_not_vouch_for_it(sealed: Path, tmp_path: Path)
     directory.seal("interrupted", {}, reason="its process ended before it was sealed")
     found = RunDirectory.open(tmp_path / "runs", directory.id)
     found.check()
-    assert found.unverified == "unverified: it ended without a seal of its own"
+    assert found.unverified == "it ended without a seal of its own"
 
 
 def test_a_run_is_called_as_its_folder_is(sealed: Path, tmp_path: Path) -> None:
