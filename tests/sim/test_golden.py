@@ -15,7 +15,7 @@ import pytest
 
 from systems.backends.faults import Fault, FaultyBackend, Noise
 from systems.policies import SYSTEMS
-from tests.conftest import MemoryLog, simulate, small_spec
+from tests.conftest import SMALL, MemoryLog, simulate, small_spec
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -68,7 +68,11 @@ def test_events_are_those_that_were_reviewed() -> None:
             log, _, _ = simulate(spec, faulty) if faults else simulate(spec)
             about = f"{system} {model} staleness {staleness}{' with faults' if faults else ''}"
             lines.append(f"{about} {len(log.events)} {digest(log)}")
-    path, said = GOLDEN / "events.txt", "\n".join(lines) + "\n"
+    check_reviewed("events.txt", lines)
+
+
+def check_reviewed(name: str, lines: list[str]) -> None:
+    path, said = GOLDEN / name, "\n".join(lines) + "\n"
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_text(said)
         pytest.fail(f"{path.name} was written anew: look at what changed and run again")
@@ -106,3 +110,30 @@ def test_pivot_really_shifts_between_all_roles() -> None:
 def test_systems_that_time_share_run_on_fewer_devices_than_roles(system: str, gpus: int) -> None:
     _, tally, _ = simulate(small_spec(system, "dense-9b", steps=2, gpus=gpus))
     assert len(tally.steps) == 2
+
+
+SHIFTY: dict[str, dict[str, Any]] = {  # runs in which a planner has to decide in other situations
+    "long and drifting": {
+        "steps": 8,
+        "settings": (*SMALL, "lengths.drift=0.2", "lengths.response_median=3000"),
+    },
+    "heavy judge": {"steps": 5, "settings": (*SMALL, "workload.judge_calls=3")},
+    "light judge": {"steps": 5, "settings": (*SMALL, "lengths.judge_at_1k=300")},
+    "two devices": {"steps": 4, "gpus": 2},
+    "three devices": {"steps": 4, "gpus": 3},
+    "wide spread": {"steps": 3, "settings": ("workload.prompts=8", "workload.mini_batches=2")},
+    "cheap shifts": {"steps": 5, "settings": (*SMALL, "costs.shift=0.05")},
+    "dear shifts": {"steps": 5, "settings": (*SMALL, "costs.shift=8")},
+    "slow training": {"steps": 5, "settings": (*SMALL, "costs.training=0.2")},
+    "many devices": {"steps": 2, "gpus": 32},
+}
+
+
+def test_a_planner_decides_as_was_reviewed_in_other_situations() -> None:
+    lines = []
+    for name, asked in SHIFTY.items():
+        for staleness in (0, 2):
+            spec = small_spec("pivot", "dense-9b", **{"gpus": None, **asked}, staleness=staleness)
+            log, _, _ = simulate(spec)
+            lines.append(f"pivot {name} staleness {staleness} {len(log.events)} {digest(log)}")
+    check_reviewed("situations.txt", lines)

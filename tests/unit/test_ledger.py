@@ -18,6 +18,7 @@ from harness.runs.code import code_sha256
 from harness.studies import sweep as sweeps
 from harness.studies.suite import Cell, Suite, load_suite
 from harness.studies.sweep import START_S, Forecast, Ledger, alone_in, interleaved, ledger, seal_left
+from systems.machine import processes
 
 
 @pytest.fixture(scope="module")
@@ -163,3 +164,18 @@ def load_of(suite: Suite, folder: Path, steps: int) -> Cell:
 
 def test_an_empty_ledger_leaves_everything_to_do(suite: Suite) -> None:
     assert Ledger().to_do(suite.cells, retry=False) == list(suite.cells)
+
+
+def test_a_cell_whose_code_was_changed_meanwhile_failed(suite: Suite, tmp_path: Path) -> None:
+    """Its run is complete, and of other code than the one that the sweep began with."""
+    cell = suite.cells[0]
+    with alone_in(tmp_path) as lock:
+        crew = sweeps._Crew(tmp_path, lock, processes.command("harness.cli.cell"), "disabled")
+        try:
+            assert crew.run(cell).status == "complete"
+            crew._code = "what it was before"
+            outcome = crew.run(cell)
+        finally:
+            crew.close()
+    assert (outcome.status, outcome.why) == ("failed", "the code was changed while the sweep ran")
+    assert outcome.run
