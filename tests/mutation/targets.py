@@ -19,15 +19,15 @@ STUDIES = ("tests/unit/test_stats.py", "tests/unit/test_compare.py")
 SWEEPS = "tests/cli/test_sweep.py::"
 STUDY = f"{SWEEPS}test_a_study_from_its_suite_to_its_claims"
 TARGETS: dict[str, tuple[str, ...]] = {
-    "systems/pipeline.py": (*RUNS, "tests/unit/test_settings.py", "tests/live/test_cut_off.py"),
+    "systems/pipeline.py": (*RUNS, "tests/live/test_cut_off.py"),
     "systems/runtime.py": SERVING,
     "systems/serving.py": SERVING,
     "systems/scheduler.py": ("tests/unit/test_scheduler.py", *RUNS),
     "systems/reconcile.py": ("tests/unit/test_reconcile.py", *RUNS),
     "systems/lifecycle.py": ("tests/unit/test_lifecycle.py", *SERVING),
     "systems/staleness.py": ("tests/unit/test_staleness.py", *RUNS),
-    "systems/batching.py": ("tests/unit/test_batching.py", *RUNS, "tests/contract/test_backend.py"),
-    "systems/rewards.py": ("tests/unit/test_hops.py", "tests/live/test_cut_off.py"),
+    "systems/batching.py": ("tests/unit/test_batching.py", *RUNS),
+    "systems/rewards.py": ("tests/unit/test_rewards.py", "tests/unit/test_hops.py"),
     "systems/policies/layouts.py": ("tests/unit/test_reconcile.py", *DECIDES),
     "systems/policies/planner.py": DECIDES,
     "systems/policies/colocated.py": DECIDES,
