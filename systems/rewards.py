@@ -47,7 +47,7 @@ def reward_of(verdicts: Sequence[Verdict]) -> float | None:
 
 
 def worth(verdict: Verdict) -> float:
-    """Of one judgement: nothing but a verdict is worth anything."""
+    """What one judgement is worth: nothing but a verdict is worth anything."""
     return verdict.score if verdict.outcome is Outcome.SCORED else 0.0
 
 

@@ -31,9 +31,10 @@ def command(
     suite: str | None, system: str | None, model: str | None, steps: int | None, seed: int | None,
     request: dict[str, Any], results: Path, jobs: int, as_json: bool,
 ) -> None:  # fmt: skip
-    """Of a simulated run: lengths by percentile, and what fits in memory.
+    """Show what a run or a suite would ask for, before it is run.
 
-    Of SUITE (a name or a TOML file): its cells, which of them are done, what fits, and how long it will take.
+    For a simulated run it prints lengths by percentile and what fits in memory. For SUITE (a name or a TOML
+    file) it prints the cells, which of them are done, what fits, and how long the rest will take.
     """
     if suite is not None:
         single = {"system": system, "model": model, "steps": steps, "seed": seed, **request}

@@ -181,7 +181,7 @@ def parts_of(row: Published, kernels: Kernels, host: Host) -> Parts:
 
 @dataclass(frozen=True)
 class Shares:
-    """Of the peak that training reaches, and how far off a step is that was predicted without its model.
+    """The share of the peak that training reaches, and how far off a step predicted without its model is.
 
     The error is of dense rows: no two of the models with experts identify the share for each other.
     """

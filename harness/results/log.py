@@ -64,7 +64,7 @@ class EventLog:
 
     @property
     def sha256(self) -> str:
-        """Of what was written so far."""
+        """The digest of what was written so far."""
         return self._sha.hexdigest()
 
     def close(self) -> None:

@@ -246,12 +246,12 @@ def status_of(manifest: Mapping[str, Any], path: Path) -> str:
 
 
 def replicates_sha256(spec: Mapping[str, Any]) -> str:
-    """Of everything that was asked for but the seed: runs that share it are replicates."""
+    """The digest of everything that was asked for but the seed: runs that share it are replicates."""
     return _sha256({key: value for key, value in spec.items() if key != "seed"})
 
 
 def cell_sha256(spec: Mapping[str, Any], costs_sha256: str | None) -> str:
-    """Of all that decides a run beside the code: equal cells make equal runs."""
+    """The digest of all that decides a run beside the code: equal cells make equal runs."""
     return _sha256([spec, costs_sha256])
 
 

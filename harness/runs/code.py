@@ -24,7 +24,7 @@ WEIGHTS = Path(workloads.__file__).parent / "hops" / "models"
 
 @cache
 def code_sha256() -> str:
-    """Of the names and contents of all that decides a run beside its request and coefficients."""
+    """The digest of all files that decide a run beside its request and the coefficients."""
     return files_sha256(deciding_files())
 
 
@@ -38,7 +38,7 @@ def deciding_files() -> list[tuple[str, Path]]:
 
 
 def files_sha256(files: Sequence[tuple[str, Path]]) -> str:
-    """Of names and contents, in this order."""
+    """The digest of these names and contents, in this order."""
     sha = hashlib.sha256()
     for name, path in files:
         content = path.read_bytes()

@@ -47,7 +47,7 @@ def modelled(group: ModelGroup, real: bool) -> ClusterCost:
 
 @cache
 def costs_sha256() -> str:
-    """Of every coefficient that a simulated duration comes from."""
+    """The digest of every coefficient that a simulated duration comes from."""
     shapes = Path(workloads.__file__).parent / "architectures.toml"
     sha = hashlib.sha256(shapes.read_bytes())
     for path in sorted([*COEFFICIENTS.glob("*.toml"), *COEFFICIENTS.glob("hardware/*.toml")]):

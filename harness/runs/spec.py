@@ -50,7 +50,7 @@ class RunSpec(BaseModel):
 
     @property
     def kind(self) -> Kind:
-        """Of its numbers."""
+        """The kind of its numbers."""
         return self.on.kind
 
     def to_json(self) -> dict[str, Any]:
@@ -74,12 +74,12 @@ class RunSpec(BaseModel):
 
     @property
     def digest(self) -> str:
-        """Of everything but the seed: runs that share it are replicates."""
+        """The digest of everything but the seed: runs that share it are replicates."""
         return replicates_sha256(self.to_json())
 
     @property
     def costs_sha256(self) -> str | None:
-        """Of the coefficients that its durations come from; None where they are measured."""
+        """The digest of the coefficients that its durations come from; None where they are measured."""
         return None if self.on.measured else costs_sha256()
 
     @property
@@ -99,7 +99,7 @@ class RunSpec(BaseModel):
 
     @property
     def id(self) -> str:
-        """Of all that decides a run beside the code: equal ids make equal runs."""
+        """The digest of all that decides a run beside the code: equal ids make equal runs."""
         return cell_sha256(self.to_json(), self.costs_sha256)
 
 

@@ -35,7 +35,7 @@ class Lengths:
 
 
 def lengths(spec: RunSpec) -> list[Lengths]:
-    """Of prompts, responses and judgements at the first step, and of responses at the last one."""
+    """Lengths of prompts, responses and judgements at the first step, and of responses at the last one."""
     group, recipe = spec.group, spec.group.workload
     workload = SyntheticWorkload(
         group.lengths, spec.seed, recipe.samples, recipe.judge_calls, recipe.prompts, spec.trace

@@ -31,7 +31,7 @@ Floats = NDArray[np.float64]
 
 
 class Verdict(StrEnum):
-    """Of a contender against a baseline, where larger is better."""
+    """How a contender does against a baseline, where larger is better."""
 
     FASTER = "faster"
     SLOWER = "slower"

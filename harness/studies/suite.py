@@ -113,7 +113,7 @@ class Suite:
 
     @property
     def sha256(self) -> str:
-        """Of the cells, in any order."""
+        """The digest of its cells, in any order."""
         return hashlib.sha256("\n".join(sorted(cell.id for cell in self.cells)).encode()).hexdigest()
 
 

@@ -129,7 +129,7 @@ class Architecture:
 
     @property
     def state_bytes_per_sequence(self) -> float:
-        """Of linear attention: a matrix a value head, in fp32."""
+        """The state that linear attention keeps of a sequence: a matrix a value head, in fp32."""
         return 4.0 * self.linear_layers * self.linear_values * self.linear_key_dim
 
 

@@ -225,7 +225,7 @@ class ClusterCost:
 
 
 def forward_flops(model: Architecture, tokens: float, pairs: float) -> float:
-    """Of one forward pass: 2 a parameter and token; 4 a head dimension for each pair that attends."""
+    """FLOPs of one forward pass: 2 a parameter and token; 4 a head dimension for each pair that attends."""
     return 2.0 * model.params_active * tokens + 4.0 * model.full_layers * model.heads * model.head_dim * pairs
 
 

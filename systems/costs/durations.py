@@ -127,7 +127,8 @@ class ClusterDurations(Protocol):
     def gpus_per_node(self) -> int: ...
 
     def phase(self, step: Step, shift: Shift) -> tuple[float, int]:
-        """Of a shift's phase after its drain: seconds without copying, and the most bytes a device copies."""
+        """What a phase of a shift takes after its drain: seconds without copying, and the most bytes that a
+        device copies."""
         ...
 
     def copy_s(self, moved: float, sharing: int) -> float:

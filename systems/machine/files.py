@@ -51,6 +51,6 @@ def replace_file(path: Path, content: str | bytes) -> None:
 
 
 def file_sha256(path: Path) -> str:
-    """Of what is on the disk now."""
+    """The digest of what is on the disk now."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

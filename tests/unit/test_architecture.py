@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,22 @@ def test_imports_point_one_way() -> None:
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout
+
+
+MOST_MODULES = 14  # of a folder: what a reader can hold in mind; `cli` has one a verb
+
+
+def test_no_room_is_crowded() -> None:
+    rooms = Counter(path.parent for path in CODE if path.name != "__init__.py")
+    crowded = {str(room.relative_to(ROOT)): n for room, n in rooms.items() if n > MOST_MODULES}
+    assert set(crowded) <= {"harness/cli"}
+
+
+@pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_docstrings_are_sentences(path: Path) -> None:
+    """None begins with "Of": say what a thing is before what it is of."""
+    found = [line for line in path.read_text().splitlines() if line.lstrip().startswith('"""Of ')]
+    assert not found
 
 
 @pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
