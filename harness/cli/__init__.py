@@ -24,7 +24,8 @@ VERBS = {
     "export": "A run as tables or as a Perfetto trace.",
     "figures": "Draw figures from recorded runs.",
     "replay": "A recorded run again: its decisions, and its times in the simulator.",
-    "calibrate": "Measure what things cost here, or fit the simulator to public measurements.",
+    "calibrate": "Measure what the tiny models cost on this machine's live workers.",
+    "fit": "The simulator's coefficients from public measurements.",
     "validate": "The simulator against public measurements.",
 }
 

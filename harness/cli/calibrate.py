@@ -1,8 +1,7 @@
-"""`bench calibrate`: measure or fit what things cost."""
+"""`bench calibrate`: what the tiny models cost on this machine's live workers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -12,36 +11,20 @@ from harness.errors import UnfitError, UsageError, unknown
 
 
 @click.command("calibrate")
-@click.option("--live", is_flag=True, help="Measure the tiny models on this machine's own workers.")
-@click.option("--data", type=options.FILE, help="Fit the simulator to the public measurements in DIR.")
-@click.option("--model", "models", multiple=True, help="Live: a group with real weights. Default: all.")
-@click.option("--workers", type=int, help="Live: worker processes. Default: one a core, two at least.")
-@click.option(
-    "--out",
-    type=options.FILE,
-    help="Live: a file (results/calibration.toml). Data: a folder (the simulator's own).",
-)
+@click.option("--model", "models", multiple=True, help="A group with real weights; repeatable. Default: all.")
+@click.option("--workers", type=int, help="Worker processes. Default: one a core, two at least.")
+@click.option("--out", type=options.FILE, default=Path("results/calibration.toml"), show_default=True)
+@click.option("--data", type=options.FILE, hidden=True)  # headings of committed coefficients still name it
 @options.quiet
 def command(
-    live: bool, data: Path | None, models: tuple[str, ...], workers: int | None, out: Path | None, quiet: bool
+    models: tuple[str, ...], workers: int | None, out: Path, data: Path | None, quiet: bool
 ) -> None:  # fmt: skip
-    """Measure what things cost here (--live), or fit the simulator's coefficients (--data DIR)."""
-    if live == (data is not None):
-        raise UsageError("calibrate what? give --live or --data DIR")
-    said = (lambda line: None) if quiet else (lambda line: click.echo(line, err=True))
-    if data is None:
-        _live(models, workers, out or Path("results/calibration.toml"), said)
-        return
-    if models or workers is not None:
-        raise UsageError("--model and --workers are for --live")
-    from harness.fit.coefficients import fit_all, write
-    from systems.costs import kernels
+    """Measure what the tiny models cost on this machine, with all workers busy at once.
 
-    for path in write(fit_all(data, said), out or kernels.HERE):
-        click.echo(f"written          {path}")
-
-
-def _live(models: tuple[str, ...], workers: int | None, out: Path, said: Callable[[str], None]) -> None:
+    Live runs take the file that it writes by --calibration: their planner starts from it.
+    """
+    if data is not None:
+        raise UsageError(f"--data: the simulator is fitted by 'bench fit --data {data}'")
     from harness.runs.spec import cores
     from workloads.groups import group_names, load_group
 
@@ -57,6 +40,7 @@ def _live(models: tuple[str, ...], workers: int | None, out: Path, said: Callabl
     from harness.runs.measure_live import calibrate
     from systems.backends.base import ClusterUnfit, WorkerLost
 
+    said = (lambda line: None) if quiet else (lambda line: click.echo(line, err=True))
     try:
         calibration = calibrate(models or real, workers, said)
     except (ClusterUnfit, WorkerLost) as error:

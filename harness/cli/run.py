@@ -39,7 +39,7 @@ from harness.runs.spec import RunSpec, resolve
 @click.option(
     "--calibration",
     type=options.FILE,
-    help="What live workers cost here, from 'bench calibrate --live'. Default: the project's own.",
+    help="What live workers cost here, from 'bench calibrate'. Default: the project's own.",
 )
 @click.option(
     "--wandb",

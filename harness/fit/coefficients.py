@@ -35,7 +35,7 @@ LINK = "first 100 requests of run_rtxpro6000_vllm019_Qwen3-32B.csv: casys-kaist/
 
 @dataclass(frozen=True)
 class Fitted:
-    """Everything that `bench calibrate --data` finds."""
+    """Everything that `bench fit` finds."""
 
     fits: dict[str, Fit]
     kernels: Kernels
@@ -87,7 +87,7 @@ def write(fitted: Fitted, out: Path) -> list[Path]:
         "utilisation": _rounded({kind: shares.pop(kind) for kind in ("dense", "experts")}),
         "fit": {**_rounded({"held_out_error_dense": shares["held_out_error_dense"]}), "rows": shares["rows"]},
     }
-    head = "# Fitted by 'bench calibrate --data DIR'; do not edit. Source: "
+    head = "# Fitted by 'bench fit --data DIR'; do not edit. Source: "
     files = {
         "kernels.toml": f"{head}{OPERATORS}.\n# pcie of all_reduce: {LINK}.\n" + tomli_w.dumps(kernels),
         "engines.toml": f"{head}{END_TO_END}.\n" + tomli_w.dumps(engines),

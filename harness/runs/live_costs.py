@@ -1,4 +1,4 @@
-"""What a group's real models cost on one machine: measured by `bench calibrate --live`, kept as TOML.
+"""What a group's real models cost on one machine: measured by `bench calibrate`, kept as TOML.
 
 The simulator is held against live runs with these coefficients, and the planner of a live run starts from
 them. The file that comes with the project says which machine it was measured on.
@@ -88,7 +88,7 @@ class Calibration(Table):
         if model not in self.groups:
             raise UsageError(
                 f"the calibration has no {model} (it has {', '.join(self.groups)}); "
-                f"measure it: bench calibrate --live --model {model}"
+                f"measure it: bench calibrate --model {model}"
             )
         return self.model_copy(update={"groups": {model: self.groups[model]}})
 
@@ -118,7 +118,7 @@ def save_calibration(calibration: Calibration, path: Path) -> None:
 
     raw = _rounded(calibration.model_dump(mode="json"))
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, "# Measured by 'bench calibrate --live'. Seconds.\n" + tomli_w.dumps(raw))
+    replace_file(path, "# Measured by 'bench calibrate'. Seconds.\n" + tomli_w.dumps(raw))
 
 
 def _rounded(value: Any) -> Any:

@@ -1,6 +1,6 @@
 """A cost model fitted to measurements of one machine: a constant and a few slopes for everything.
 
-Used to hold the simulator against live runs. `bench calibrate --live` measures and fits the coefficients.
+Used to hold the simulator against live runs. `bench calibrate` measures and fits the coefficients.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def test_the_whole_table_meets_its_targets(tmp_path: Path) -> None:
 
 @needs_data
 @pytest.mark.slow
-def test_calibrate_writes_what_is_committed(tmp_path: Path) -> None:
+def test_fit_writes_what_is_committed(tmp_path: Path) -> None:
     said: list[str] = []
     for path in write(fit_all(DATA, said.append), tmp_path):
         new, old = (tomllib.loads(p.read_text()) for p in (path, shipped.HERE / path.name))

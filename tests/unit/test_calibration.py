@@ -92,7 +92,7 @@ def test_a_broken_file_is_one_line(old: str, new: str, says: str, tmp_path: Path
 
 
 def test_a_group_that_was_not_measured() -> None:
-    with pytest.raises(UsageError, match="bench calibrate --live --model dense-9b"):
+    with pytest.raises(UsageError, match="bench calibrate --model dense-9b"):
         load_calibration(None).of("dense-9b")
 
 
