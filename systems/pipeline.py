@@ -26,7 +26,6 @@ from systems.runtime import Runtime
 from systems.staleness import Admission
 from systems.types import (
     NS_PER_S,
-    Coming,
     EventSink,
     Group,
     NotFinite,
@@ -66,15 +65,16 @@ class Workload(Protocol):
 class Pipeline:
     """Runs `recipe.steps` RL steps of `workload` on `runtime`."""
 
-    def __init__(self, recipe: Recipe, workload: Workload, runtime: Runtime, log: EventSink) -> None:
+    def __init__(
+        self, recipe: Recipe, workload: Workload, admission: Admission, runtime: Runtime, log: EventSink
+    ) -> None:  # fmt: skip
         self.recipe = recipe
         self.workload = workload
         self.runtime = runtime
         self.log = log
-        self.admission = Admission(recipe)
+        self.admission = admission
         self.version = 0
-        self.runtime.progress.coming = self._coming
-        self._untrained = 0  # samples of the batch that is taken and waits for a training unit
+        self.finished = False
         self._published = asyncio.Event()
         self._scored = asyncio.Event()
 
@@ -83,7 +83,7 @@ class Pipeline:
             admit = loops.create_task(self.admit())
             judge = loops.create_task(self.judge())
             await self.train()
-            self.runtime.progress.finished = True
+            self.finished = True
             admit.cancel()
             judge.cancel()
 
@@ -161,19 +161,8 @@ class Pipeline:
         sample.group.judging -= 1
         if not sample.group.rolling and not sample.group.judging:  # all of them are scored
             self.admission.score(sample.group)
-            self._show_progress()
+            self.runtime.changed()
             self._scored.set()
-
-    def _show_progress(self) -> None:
-        self.runtime.progress.batch_ready = self._untrained > 0 or self.admission.ready()
-        self.runtime.changed()
-
-    def _coming(self) -> tuple[Coming, ...]:
-        batches = [Coming(0, 0, self._untrained)] if self._untrained else []
-        for groups in self.admission.coming():
-            rolling, judging = sum(g.rolling for g in groups), sum(g.judging for g in groups)
-            batches.append(Coming(rolling, judging, len(groups) * self.recipe.samples - rolling - judging))
-        return tuple(batches)
 
     # ------------------------------------------------------------------------------- training
 
@@ -185,7 +174,7 @@ class Pipeline:
         for group in groups:
             for sample in group.samples:
                 lifecycle.move_sample(sample, SamplePhase.BATCHED)
-        self._untrained = len(groups) * self.recipe.samples
+        self.admission.untrained = len(groups) * self.recipe.samples
         self.log.emit("batch.taken", now_ns(), step=version, groups=[group.id for group in groups])
         self._observe_lengths(groups)
         return groups
@@ -208,13 +197,13 @@ class Pipeline:
 
     async def _train_until_published(self, batch: Batch) -> list[TrainStats]:
         """Train on whatever unit there is; if it is lost, begin the whole step again."""
-        samples = self._untrained
+        samples = self.admission.untrained
         while True:
             try:
                 async with self.runtime.training_unit() as (unit, lease):
                     began = now_ns()
-                    self._untrained = 0
-                    self._show_progress()
+                    self.admission.untrained = 0
+                    self.runtime.changed()
                     self.log.emit("train.began", began, step=batch.version, lease=lease.epoch)
                     stats = await self._train_on(unit, batch)
                     self.version = await self._in_time(unit.publish())
@@ -223,8 +212,8 @@ class Pipeline:
                     self.runtime.observe(train_device_s=took_s * len(lease.placement.devices))
                     return stats
             except WorkerLost as lost:
-                self._untrained = samples
-                self._show_progress()
+                self.admission.untrained = samples
+                self.runtime.changed()
                 self.log.emit("train.lost", now_ns(), step=batch.version, why=str(lost))
 
     async def _train_on(self, unit: TrainingWorker, batch: Batch) -> list[TrainStats]:
@@ -252,7 +241,7 @@ class Pipeline:
         self.log.emit(
             "version.published", now_ns(), version=self.version, stats=[one.values for one in stats]
         )
-        self._show_progress()
+        self.runtime.changed()
         self.runtime.serving.publish(self.version)
         self._published.set()
 

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any
 
@@ -29,10 +29,10 @@ from systems.backends.base import Backend, TrainingWorker, WorkerLost
 from systems.clock import now_ns
 from systems.reconcile import reconcile
 from systems.serving import Deadlines, Serving
+from systems.staleness import Admission
 from systems.types import (
     NS_PER_S,
     SERVING,
-    Coming,
     Estimates,
     EventSink,
     Layout,
@@ -54,28 +54,19 @@ SMOOTHING = 0.2  # weight of the newest observation in moving averages (source: 
 WAKES_PER_BATCH = 8  # a policy is woken whenever a role's outstanding work crosses 1/8 of a batch
 
 
-@dataclass(slots=True)
-class Progress:
-    """What the pipeline knows and the policy is shown."""
-
-    coming: Callable[[], tuple[Coming, ...]] = tuple
-    batch_ready: bool = False
-    finished: bool = False
-
-
 class Runtime:
     """One cluster under one policy. Use as an async context manager around the pipeline. The backend is
     prepared before and closed afterwards by whoever made it."""
 
     def __init__(
         self, layout: Layout, recipe: Recipe, policy: Policy[Any], backend: Backend, log: EventSink,
-        prior: Estimates, deadlines: Deadlines | None = None,
+        prior: Estimates, admission: Admission, deadlines: Deadlines | None = None,
     ) -> None:  # fmt: skip
         self.layout = layout
         self.recipe = recipe
         self.log = log
         self.estimates = prior
-        self.progress = Progress()
+        self.admission = admission
         self.deadlines = deadlines or Deadlines()
         self.serving = Serving(
             backend, log, recipe.publishing, self.deadlines, lambda: self.estimates,
@@ -129,7 +120,7 @@ class Runtime:
         serving, grain = self.serving, self._grain
         rollouts, judgements = serving.outstanding(Role.ROLLOUT), serving.outstanding(Role.REWARD)
         seen = (
-            serving.version, self._training_since, self.progress.batch_ready, serving.idle_replicas,
+            serving.version, self._training_since, self.admission.batch_ready(), serving.idle_replicas,
             -(-rollouts // grain), -(-judgements // grain),
         )  # fmt: skip
         if seen != self._seen:
@@ -170,7 +161,7 @@ class Runtime:
 
     def view(self) -> View:
         """An immutable picture of this moment."""
-        serving, progress = self.serving, self.progress
+        serving, admission = self.serving, self.admission
         loads = {e: serving.load(lease) for e, lease in self._leases.items() if serving.holds(lease)}
         return View(
             now_ns=now_ns(),
@@ -191,11 +182,11 @@ class Runtime:
             shifting=tuple(sorted(self._shifting)),
             waiting={role: len(serving.waiting[role]) for role in SERVING},
             running={role: serving.running(role) for role in SERVING},
-            coming=progress.coming(),
+            coming=admission.coming(),
             training=Training(
                 version=serving.version,
                 started_ns=self._training_since,
-                batch_ready=progress.batch_ready,
+                batch_ready=admission.batch_ready(),
             ),
             estimates=self.estimates,
         )

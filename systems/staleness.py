@@ -17,7 +17,7 @@ among the (H + 1) batches that are admitted at version 0, and wherever a version
 from __future__ import annotations
 
 from systems.lifecycle import IllegalTransition
-from systems.types import Group, Recipe
+from systems.types import Coming, Group, Recipe
 
 
 class StalenessViolated(RuntimeError):
@@ -25,10 +25,14 @@ class StalenessViolated(RuntimeError):
 
 
 class Admission:
-    """Admitted and complete groups, and the batches made of them."""
+    """Admitted and complete groups, and the batches made of them.
+
+    `untrained` is the number of samples of a batch that was taken and waits for a training unit.
+    """
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
+        self.untrained = 0
         self._admitted: dict[int, Group] = {}  # in admission order, until batched
         self._scored: dict[int, Group] = {}  # in completion order, until batched
         self._open: dict[int, int] = {}  # groups not batched yet, by admitted version, oldest first
@@ -62,7 +66,19 @@ class Admission:
                 return True
         return False
 
-    def coming(self) -> list[list[Group]]:
+    def batch_ready(self) -> bool:
+        """Would a training unit have something to do?"""
+        return self.untrained > 0 or self.ready()
+
+    def coming(self) -> tuple[Coming, ...]:
+        """Admitted samples by phase, in the batches that they will make, the next batch first."""
+        batches = [Coming(0, 0, self.untrained)] if self.untrained else []
+        for groups in self.next_batches():
+            rolling, judging = sum(g.rolling for g in groups), sum(g.judging for g in groups)
+            batches.append(Coming(rolling, judging, len(groups) * self.recipe.samples - rolling - judging))
+        return tuple(batches)
+
+    def next_batches(self) -> list[list[Group]]:
         """Admitted groups in the batches that they will make, most complete ones first in a version."""
         order = sorted(
             self._admitted.values(),

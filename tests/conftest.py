@@ -17,6 +17,7 @@ from systems.clock import run_virtual
 from systems.pipeline import Pipeline
 from systems.policies import SYSTEMS
 from systems.runtime import Runtime
+from systems.staleness import Admission
 
 # Small enough that hundreds of runs take seconds. Lengths are the usual ones: the simulator's effort does
 # not depend on them, and shorter ones would make every shift dearer than the step that it is for.
@@ -68,10 +69,11 @@ def simulate(spec: RunSpec, wrap: Any = lambda backend: backend) -> tuple[Memory
     log, tally, kept = MemoryLog(), Tally(), []
 
     async def drive() -> None:
-        runtime = Runtime(parts.layout, parts.recipe, SYSTEMS[spec.system](), backend, log, parts.prior)
+        policy, admission = SYSTEMS[spec.system](), Admission(parts.recipe)
+        runtime = Runtime(parts.layout, parts.recipe, policy, backend, log, parts.prior, admission)
         kept.append(runtime)
         try:
-            await Pipeline(parts.recipe, parts.workload, runtime, log).run()
+            await Pipeline(parts.recipe, parts.workload, admission, runtime, log).run()
         finally:
             backend.close()
 

@@ -33,6 +33,7 @@ from systems.machine.files import file_sha256
 from systems.pipeline import Pipeline
 from systems.policies import SYSTEMS
 from systems.runtime import Runtime
+from systems.staleness import Admission
 from systems.types import EventSink, Kind, NotFinite
 
 SEAL_PATIENCE_S = 3.0  # a disk that is full for a moment may take the seal after all
@@ -210,15 +211,16 @@ def caps_of(spec: Mapping[str, Any]) -> Caps:
 async def drive(spec: RunSpec, parts: Parts, log: EventSink) -> None:
     """The one place where a pipeline meets a policy and a backend."""
     policy = SYSTEMS[spec.system]()
-    runtime = Runtime(parts.layout, parts.recipe, policy, parts.backend, log, parts.prior)
-    pipeline = Pipeline(parts.recipe, parts.workload, runtime, log)
+    admission = Admission(parts.recipe)
+    runtime = Runtime(parts.layout, parts.recipe, policy, parts.backend, log, parts.prior, admission)
+    pipeline = Pipeline(parts.recipe, parts.workload, admission, runtime, log)
     try:
         await parts.backend.prepare()
         begin_time()
         await pipeline.run()
     finally:
         parts.backend.close()
-        if not runtime.progress.finished:
+        if not pipeline.finished:
             log.emit("run.stopped", now_ns(), where=runtime.describe())
 
 

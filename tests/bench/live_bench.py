@@ -44,6 +44,7 @@ from systems.model.serving import ServingModel
 from systems.model.weights import load_model, to_standard
 from systems.policies.disaggregated import Nothing
 from systems.runtime import Runtime
+from systems.staleness import Admission
 from systems.types import How, Lease, LeaseState, Placement, Plan, Role, Sample, Sequence, Shift, View
 from tests.conftest import MemoryLog
 from workloads.groups import load_group
@@ -113,7 +114,10 @@ class RolloutBench:
         parts = assemble(live_spec("pivot", 1))
         found: list[dict[str, float]] = []
         await parts.backend.prepare()
-        runtime = Runtime(parts.layout, parts.recipe, OneRollout(), parts.backend, MemoryLog(), parts.prior)
+        runtime = Runtime(
+            parts.layout, parts.recipe, OneRollout(), parts.backend, MemoryLog(), parts.prior,
+            Admission(parts.recipe),
+        )  # fmt: skip
         async with runtime:
             for number in range(count):
                 for side in ("bare", "runtime") if number % 2 else ("runtime", "bare"):

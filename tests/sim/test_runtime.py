@@ -16,6 +16,7 @@ from systems.pipeline import Pipeline
 from systems.policies import SYSTEMS
 from systems.runtime import SMOOTHING, Runtime
 from systems.serving import Deadlines
+from systems.staleness import Admission
 from systems.types import (
     Group,
     Layout,
@@ -65,7 +66,14 @@ class Stage:
         self.log, self.policy = MemoryLog(), Dictated(wanted, [])
         self.parts = parts
         self.runtime = Runtime(
-            parts.layout, parts.recipe, self.policy, parts.backend, self.log, parts.prior, deadlines
+            parts.layout,
+            parts.recipe,
+            self.policy,
+            parts.backend,
+            self.log,
+            parts.prior,
+            Admission(parts.recipe),
+            deadlines,
         )
 
     def want(self, *placements: tuple[Role, tuple[int, ...]]) -> None:
@@ -296,10 +304,13 @@ def test_a_training_unit_that_does_not_answer_is_lost_with_all_of_its_devices() 
     parts.backend.training = training  # type: ignore[method-assign]
 
     async def drive() -> None:
-        policy, deadlines = SYSTEMS[spec.system](), Deadlines(train_s=1000.0)
-        runtime = Runtime(parts.layout, parts.recipe, policy, parts.backend, log, parts.prior, deadlines)
+        policy, admission = SYSTEMS[spec.system](), Admission(parts.recipe)
+        runtime = Runtime(
+            parts.layout, parts.recipe, policy, parts.backend, log, parts.prior, admission,
+            Deadlines(train_s=1000.0),
+        )  # fmt: skip
         async with asyncio.timeout(1e6):
-            await Pipeline(parts.recipe, parts.workload, runtime, log).run()
+            await Pipeline(parts.recipe, parts.workload, admission, runtime, log).run()
 
     run_virtual(drive())
     unit = list(made[0].placement.devices)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from systems.lifecycle import IllegalTransition
 from systems.staleness import Admission, StalenessViolated
-from systems.types import Group, Prompt, Publishing, Recipe, Role, Sample, Segment, Sequence
+from systems.types import Coming, Group, Prompt, Publishing, Recipe, Role, Sample, Segment, Sequence
 
 
 def recipe(prompts: int, staleness: int, steps: int = 8) -> Recipe:
@@ -120,11 +120,28 @@ def test_what_is_coming_is_batches_of_admitted_groups_most_complete_first() -> N
     for one, (rolling, judging) in zip(groups, [(2, 0), (0, 1), (1, 1), (0, 2)], strict=True):
         one.rolling, one.judging = rolling, judging
         admission.admit(one)
-    assert [[g.id for g in batch] for batch in admission.coming()] == [[1, 0], [3, 2]]
+    assert [[g.id for g in batch] for batch in admission.next_batches()] == [[1, 0], [3, 2]]
     admission.score(groups[0])
     admission.score(groups[1])
     admission.take(0)
-    assert [[g.id for g in batch] for batch in admission.coming()] == [[3, 2]]
+    assert [[g.id for g in batch] for batch in admission.next_batches()] == [[3, 2]]
+
+
+def test_a_batch_that_waits_for_a_training_unit_is_the_first_of_what_is_coming() -> None:
+    admission = Admission(recipe(1, 1))
+    samples = admission.recipe.samples
+    for index, (rolling, judging) in enumerate([(0, 0), (1, 0)]):
+        one = group(index, index)
+        one.rolling, one.judging = rolling, judging
+        admission.admit(one)
+        if not rolling and not judging:
+            admission.score(one)
+    assert admission.batch_ready()
+    admission.take(0)
+    assert not admission.batch_ready()
+    admission.untrained = samples
+    assert admission.batch_ready()
+    assert admission.coming() == (Coming(0, 0, samples), Coming(1, 0, samples - 1))
 
 
 @pytest.mark.parametrize(
