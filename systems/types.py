@@ -356,6 +356,17 @@ class Estimates:
     shift_s: float
     reprefill_s: float
 
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Estimates:
+        """The inverse of `asdict` and of JSON, which knows no roles."""
+
+        def by_role(key: str) -> dict[Role, Any]:
+            return {Role(role): value for role, value in record[key].items()}
+
+        speed = {role: Speed(**known) for role, known in by_role("speed").items()}
+        lengths = {key: by_role(key) for key in ("length_mean", "length_cv", "prompt_mean")}
+        return cls(**{**record, **lengths, "speed": speed})
+
 
 @dataclass(frozen=True, slots=True)
 class Training:
@@ -424,6 +435,23 @@ class View:
         shown["training"] = asdict(self.training)
         shown["estimates"] = asdict(self.estimates)
         return shown
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any], layout: Layout, recipe: Recipe) -> View:
+        """The inverse of `record` and of JSON. Raises `LookupError`, `TypeError` or `ValueError`."""
+        replicas = tuple(
+            ReplicaView(epoch, Placement(Role(role), tuple(devices)), LeaseState(state), *counts)
+            for epoch, role, devices, state, *counts in record["replicas"]
+        )
+        known = {
+            "replicas": replicas,
+            **{key: tuple(record[key]) for key in ("down", "shifting")},
+            **{key: {role: record[key][role] for role in SERVING} for key in ("waiting", "running")},
+            "coming": tuple(Coming(*batch) for batch in record["coming"]),
+            "training": Training(**record["training"]),
+            "estimates": Estimates.from_record(record["estimates"]),
+        }
+        return cls(layout=layout, recipe=recipe, **{**record, **known})
 
 
 M = TypeVar("M")

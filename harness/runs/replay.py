@@ -26,22 +26,11 @@ from harness.runs.spec import RunSpec
 from systems.clock import run_virtual
 from systems.policies import SYSTEMS
 from systems.types import (
-    SERVING,
-    Coming,
     Estimates,
     Kind,
-    Layout,
-    LeaseState,
-    Placement,
-    Recipe,
-    ReplicaView,
-    Role,
-    Training,
     View,
 )
 from workloads.recorded import RecordedWorkload
-
-ESTIMATES: TypeAdapter[Estimates] = TypeAdapter(Estimates)
 
 
 @dataclass(frozen=True)
@@ -123,34 +112,12 @@ def again(spec: RunSpec, events: Iterable[Event]) -> tuple[int, tuple[float, ...
     for event in events:
         if event["kind"] == "decision":
             decisions += 1
-            view = view_of(event["view"], layout, recipe)
+            view = View.from_record(event["view"], layout, recipe)
             plan, _ = policy.plan(view, memory_type.validate_python(event["memory"]))
             placements = [[p.role, list(p.devices)] for p in plan.placements]
             if [placements, plan.how, plan.why] != [event["placements"], event["how"], event["why"]]:
                 differing.append(event["t"] / 1e9)
     return decisions, tuple(differing)
-
-
-def view_of(raw: dict[str, Any], layout: Layout, recipe: Recipe) -> View:
-    """The inverse of `View.record`."""
-    return View(
-        now_ns=raw["now_ns"],
-        layout=layout,
-        recipe=recipe,
-        replicas=tuple(
-            ReplicaView(
-                epoch, Placement(Role(role), tuple(devices)), LeaseState(state), running, kv_tokens, version
-            )
-            for epoch, role, devices, state, running, kv_tokens, version in raw["replicas"]
-        ),
-        down=tuple(raw["down"]),
-        shifting=tuple(raw["shifting"]),
-        waiting={role: raw["waiting"][role] for role in SERVING},
-        running={role: raw["running"][role] for role in SERVING},
-        coming=tuple(Coming(*batch) for batch in raw["coming"]),
-        training=Training(**raw["training"]),
-        estimates=ESTIMATES.validate_python(raw["estimates"]),
-    )
 
 
 # ------------------------------------------------------------------------------- times
@@ -172,8 +139,7 @@ def _prior(spec: RunSpec, events: Iterable[Event]) -> Estimates | None:
     first = next((event for event in events if event["kind"] == "decision"), None)
     if spec.calibration is not None or first is None:
         return None
-    estimates: Estimates = ESTIMATES.validate_python(first["view"]["estimates"])
-    return estimates
+    return Estimates.from_record(first["view"]["estimates"])
 
 
 def _recorded(spec: RunSpec, events: Iterable[Event]) -> RecordedWorkload:

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import orjson
 import pytest
 
 from harness.errors import UsageError
@@ -14,8 +15,8 @@ from harness.runs.replay import replay
 from harness.runs.runner import run
 from systems.policies import SYSTEMS
 from systems.policies.pivot import Pivot
-from systems.types import How, Plan
-from tests.conftest import SMALL, small_spec
+from systems.types import How, Plan, View
+from tests.conftest import SMALL, simulate, small_spec
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
@@ -42,6 +43,28 @@ def test_a_cosimulated_run_is_its_own_replay(tmp_path: Path) -> None:
     result = replay(run(spec, tmp_path).directory)
     assert result.differing == ()
     assert result.simulated_s == result.recorded_s
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_what_a_policy_was_shown_is_in_the_log(system: str) -> None:
+    shown: list[View] = []
+
+    class Watched(SYSTEMS[system]):  # type: ignore[misc]
+        def plan(self, view: View, memory: object) -> tuple[Plan, object]:
+            shown.append(view)
+            plan: tuple[Plan, object] = super().plan(view, memory)
+            return plan
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SYSTEMS, system, Watched)
+        simulate(small_spec(system, steps=2))
+    assert shown
+    for view in shown:
+        read = json.loads(orjson.dumps(view.record(), option=orjson.OPT_NON_STR_KEYS))
+        assert View.from_record(read, view.layout, view.recipe) == view
+    for key in shown[0].record():
+        with pytest.raises((LookupError, TypeError)):
+            View.from_record({k: v for k, v in read.items() if k != key}, view.layout, view.recipe)
 
 
 def test_a_policy_that_changed_its_mind_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
