@@ -211,15 +211,16 @@ def main() -> None:
     given.add_argument("--drawn", type=int, default=DRAWN)
     given.add_argument("--only", help="Modules whose path has this in it.")
     asked = given.parse_args()
+    commit = _commit()
     mutants, of, left_out = draw(asked.drawn, asked.only)
-    done = _done(asked.out)
+    done = _done(asked.out, commit)
     asked.out.parent.mkdir(parents=True, exist_ok=True)
     writing = threading.Lock()
 
     def attempt(mutant: Mutant) -> None:
         outcome = clones.outcome(mutant)
         with writing, asked.out.open("a") as file:
-            file.write(json.dumps({"id": mutant.id, "outcome": outcome}) + "\n")
+            file.write(json.dumps({"id": mutant.id, "outcome": outcome, "commit": commit}) + "\n")
             done[mutant.id] = outcome
             counts = Counter(done.values())
             print(
@@ -233,25 +234,38 @@ def main() -> None:
         with ThreadPoolExecutor(asked.jobs) as pool:
             list(pool.map(clones.check, {TARGETS[mutant.module] for mutant in mutants}))
             list(pool.map(attempt, [mutant for mutant in mutants if mutant.id not in done]))
-    print(json.dumps(report(mutants, of, left_out, done), indent=1))
+    print(json.dumps(report(commit, mutants, of, left_out, done), indent=1))
 
 
-def _done(out: Path) -> dict[str, str]:
+def _commit() -> str:
+    """The commit that is tried: clones have what is committed, so modules that differ from it are refused."""
+    differ = _git("status", "--porcelain", "--", *TARGETS)
+    if differ:
+        sys.exit(f"commit first, mutants are of what is committed:\n{differ}")
+    return _git("rev-parse", "HEAD")[:7]
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def _done(out: Path, commit: str) -> dict[str, str]:
+    """What was tried at this commit before."""
     lines = out.read_text().splitlines() if out.is_file() else []
-    return {row["id"]: row["outcome"] for row in map(json.loads, lines)}
+    return {row["id"]: row["outcome"] for row in map(json.loads, lines) if row.get("commit") == commit}
 
 
-def report(mutants: list[Mutant], of: int, left_out: Counter[str], done: dict[str, str]) -> dict[str, object]:
-    """The score, with every survivor."""
+def report(
+    commit: str, mutants: list[Mutant], of: int, left_out: Counter[str], done: dict[str, str]
+) -> dict[str, object]:
+    """The score, with every survivor. The clones were made at `commit`, whatever came after it."""
     counts = Counter(done[mutant.id] for mutant in mutants)
     decided = counts[KILLED] + counts[SURVIVED]
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
     by_module = Counter((mutant.module, done[mutant.id]) for mutant in mutants)
     return {
         "date": datetime.now(UTC).date().isoformat(),
-        "commit": commit.stdout.strip()[:7],
+        "commit": commit,
         "seed": SEED,
         "mutants": of,
         "drawn": len(mutants),
