@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 import workloads
 from harness.errors import UsageError
-from systems.costs.fitted import FittedCluster, FittedServing, FittedTraining
+from systems.costs.calibrated import FittedCluster, FittedServing, FittedTraining
 from systems.machine.files import replace_file
 from systems.types import SERVING, Role, Step
 from workloads.groups import ModelGroup

@@ -9,7 +9,7 @@ import pytest
 
 from harness.errors import UsageError
 from harness.runs.live_costs import SHIPPED, load_calibration, save_calibration
-from systems.costs.fitted import FittedTraining
+from systems.costs.calibrated import FittedTraining
 from systems.types import How, Placement, Role, Shift, Step
 from workloads.groups import load_group
 
