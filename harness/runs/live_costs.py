@@ -141,7 +141,7 @@ def load_calibration(path: Path | None) -> Calibration:
         return Calibration.model_validate(raw)
     except OSError as error:
         raise UsageError(f"--calibration {path}: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"--calibration {path}: {error}") from None
     except ValidationError as error:
         first = error.errors()[0]

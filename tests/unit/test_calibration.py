@@ -99,3 +99,10 @@ def test_a_group_that_was_not_measured() -> None:
 def test_more_devices_than_micro_batches_do_not_help() -> None:
     training = FittedTraining(0.1, 1e-3, 0.0, micro_batches=2, mini_batches=1)
     assert [training.micro_s(100, 0.0, devices) for devices in (1, 2, 3)] == pytest.approx([0.2, 0.1, 0.1])
+
+
+def test_a_calibration_that_is_no_text_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match=r"--calibration .*c\.toml: .*decode"):
+        load_calibration(path)
