@@ -17,7 +17,9 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
 
+from harness.results.summary import Share
 from systems.machine.files import replace_file
+from systems.types import Step
 
 PALETTE = sns.color_palette("colorblind", 10).as_hex()
 
@@ -34,16 +36,11 @@ class SystemStyle:
 MARKERS = ("o", "s", "D", "^", "v", "P", "*", "X", "<", ">")
 HATCHES = ("", "//", "..", "\\\\", "xx", "--", "++", "oo", "OO", "**")
 STYLES = [SystemStyle(*look) for look in zip(PALETTE, MARKERS, HATCHES, strict=True)]
-SHARE_COLOR = {  # what a device does
-    "rollout": PALETTE[0],
-    "reward": PALETTE[1],
-    "train": PALETTE[2],
-    "shifting": PALETTE[3],
-    "idle": "#ececec",
-}
+# What a device does, and the phases of a shift; text, because tables that are read from a file have no types.
+SHARE_COLOR = dict(zip((share.value for share in Share), [*PALETTE[:4], "#ececec"], strict=True))
 PHASE_COLOR = dict(
     zip(
-        ("drain", "park", "release", "load", "warm", "ready"),
+        (step.value for step in Step),
         [PALETTE[7], PALETTE[4], PALETTE[5], PALETTE[0], PALETTE[1], PALETTE[2]],
         strict=True,
     )

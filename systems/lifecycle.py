@@ -4,7 +4,8 @@
     sequence  WAITING -> RUNNING -> DONE; RUNNING -> WAITING on migration, interruption or loss
     sample    ROLLING -> JUDGING -> SCORED -> BATCHED -> TRAINED; any unfinished phase -> DROPPED
 
-Every sequence ends exactly once and every device has one owner: both are checked here.
+Every sequence ends exactly once and every device has one owner: both are checked here. The mutable types
+(`Group`, `Sample`, `Sequence`, `Lease`) are changed here and nowhere else.
 """
 
 from __future__ import annotations
@@ -65,6 +66,45 @@ def move_lease(lease: Lease, to: LeaseState) -> None:
     if to is LeaseState.RELEASED and lease.running:
         raise IllegalTransition(f"lease {lease.epoch} released with {len(lease.running)} sequences on it")
     lease.state = _check(LEASE, f"lease {lease.epoch}", lease.state, to)
+
+
+def begin_update(lease: Lease) -> None:
+    """A rollout replica is to load a version: it gets no work until `end_update`."""
+    lease.updating = True
+
+
+def take_over(lease: Lease, version: int) -> None:
+    """A rollout replica serves `version` from now on."""
+    if version <= lease.version:
+        raise IllegalTransition(f"lease {lease.epoch} went from version {lease.version} to {version}")
+    lease.version = version
+
+
+def end_update(lease: Lease) -> None:
+    """The update is over, whether it took the new version over or was given up."""
+    lease.updating = False
+
+
+def begin_sample(sample: Sample, response: Sequence) -> None:
+    """A sample of a group gets the sequence that will be its response."""
+    sample.response = response
+    sample.group.samples.append(sample)
+    sample.group.rolling += 1
+
+
+def begin_judging(sample: Sample, judgements: list[Sequence]) -> None:
+    """ROLLING -> JUDGING: the response is finished, and judgements of it are asked for."""
+    move_sample(sample, SamplePhase.JUDGING)
+    sample.judgements = judgements
+    sample.group.rolling -= 1
+    sample.group.judging += 1
+
+
+def score(sample: Sample, reward: float | None, true_accuracy: float | None) -> None:
+    """JUDGING -> SCORED: all judgements are finished, and say what the response is worth."""
+    move_sample(sample, SamplePhase.SCORED)
+    sample.reward, sample.true_accuracy = reward, true_accuracy
+    sample.group.judging -= 1
 
 
 def move_sample(sample: Sample, to: SamplePhase) -> None:

@@ -14,19 +14,28 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable
-from statistics import fmean as mean
 from typing import Protocol, TypeVar
 
 from systems import lifecycle
 from systems.backends.base import TrainingWorker, WorkerLost
 from systems.batching import Batch, canonical_batch
-from systems.clock import now_ns
+from systems.estimator import Estimator
+from systems.events import (
+    BatchAdmitted,
+    BatchTaken,
+    EventSink,
+    SampleScored,
+    TrainBegan,
+    TrainEnded,
+    TrainLost,
+    VersionPublished,
+)
+from systems.loop.clock import now_ns
 from systems.rewards import Outcome, Verdict, reward_of
 from systems.runtime import Runtime
 from systems.staleness import Admission
 from systems.types import (
     NS_PER_S,
-    EventSink,
     Group,
     NotFinite,
     Prompt,
@@ -66,13 +75,15 @@ class Pipeline:
     """Runs `recipe.steps` RL steps of `workload` on `runtime`."""
 
     def __init__(
-        self, recipe: Recipe, workload: Workload, admission: Admission, runtime: Runtime, log: EventSink
+        self, recipe: Recipe, workload: Workload, admission: Admission, estimator: Estimator,
+        runtime: Runtime, log: EventSink,
     ) -> None:  # fmt: skip
         self.recipe = recipe
         self.workload = workload
         self.runtime = runtime
         self.log = log
         self.admission = admission
+        self.estimator = estimator
         self.version = 0
         self.finished = False
         self._published = asyncio.Event()
@@ -93,10 +104,8 @@ class Pipeline:
                 self._published.clear()
                 await self._published.wait()
             groups = [self._group(batch * self.recipe.prompts + i) for i in range(self.recipe.prompts)]
-            self.log.emit(
-                "batch.admitted", now_ns(), batch=batch, version=self.version,
-                groups=[groups[0].id, groups[-1].id],
-            )  # fmt: skip
+            ends = (groups[0].id, groups[-1].id)
+            self.log.emit(BatchAdmitted(t_ns=now_ns(), batch=batch, version=self.version, groups=ends))
             responses = [sample.response for group in groups for sample in group.samples if sample.response]
             self.runtime.serving.submit(responses)
 
@@ -120,9 +129,7 @@ class Pipeline:
         group = Group(group_id, self.workload.prompt(group_id), self.version)
         for index in range(self.recipe.samples):
             sample = Sample(group_id * self.recipe.samples + index, group)
-            sample.response = self._sequence(sample, 0, Role.ROLLOUT, group.prompt)
-            group.samples.append(sample)
-        group.rolling = len(group.samples)
+            lifecycle.begin_sample(sample, self._sequence(sample, 0, Role.ROLLOUT, group.prompt))
         self.admission.admit(group)
         return group
 
@@ -135,13 +142,11 @@ class Pipeline:
     # ------------------------------------------------------------------------------- judging
 
     def _ask_judge(self, sample: Sample) -> None:
-        lifecycle.move_sample(sample, SamplePhase.JUDGING)
         prompt = self.workload.judge_prompt(sample)
         calls = self.recipe.judge_calls
-        sample.judgements = [self._sequence(sample, 1 + i, Role.REWARD, prompt) for i in range(calls)]
-        sample.group.rolling -= 1
-        sample.group.judging += 1
-        self.runtime.serving.submit(sample.judgements)
+        judgements = [self._sequence(sample, 1 + i, Role.REWARD, prompt) for i in range(calls)]
+        lifecycle.begin_judging(sample, judgements)
+        self.runtime.serving.submit(judgements)
 
     def _hear_judge(self, sample: Sample) -> None:
         """Score a sample once all its judgements are done. Several may end at one moment."""
@@ -149,19 +154,18 @@ class Pipeline:
         if sample.phase is not SamplePhase.JUDGING or not done:
             return
         verdicts = [self.workload.verdict(judgement) for judgement in sample.judgements]
-        sample.reward = reward_of(verdicts)
-        sample.true_accuracy = self.workload.truth(sample)
-        lifecycle.move_sample(sample, SamplePhase.SCORED)
+        lifecycle.score(sample, reward_of(verdicts), self.workload.truth(sample))
         judged = list(zip(sample.judgements, verdicts, strict=True))
-        unparsable = [judgement.id for judgement, verdict in judged if verdict.outcome is Outcome.UNPARSABLE]
+        unparsable = tuple(asked.id for asked, verdict in judged if verdict.outcome is Outcome.UNPARSABLE)
         self.log.emit(
-            "sample.scored", now_ns(), sample=sample.id, reward=sample.reward, true=sample.true_accuracy,
-            **({} if sample.reward is None else {"unparsable": unparsable}),
+            SampleScored(
+                t_ns=now_ns(), sample=sample.id, reward=sample.reward, true_accuracy=sample.true_accuracy,
+                unparsable=None if sample.reward is None else unparsable,
+            )
         )  # fmt: skip
-        sample.group.judging -= 1
         if not sample.group.rolling and not sample.group.judging:  # all of them are scored
             self.admission.score(sample.group)
-            self.runtime.changed()
+            self.runtime.turn.look()
             self._scored.set()
 
     # ------------------------------------------------------------------------------- training
@@ -175,25 +179,9 @@ class Pipeline:
             for sample in group.samples:
                 lifecycle.move_sample(sample, SamplePhase.BATCHED)
         self.admission.untrained = len(groups) * self.recipe.samples
-        self.log.emit("batch.taken", now_ns(), step=version, groups=[group.id for group in groups])
-        self._observe_lengths(groups)
+        self.log.emit(BatchTaken(t_ns=now_ns(), step=version, groups=tuple(group.id for group in groups)))
+        self.estimator.observe_batch(groups)
         return groups
-
-    def _observe_lengths(self, groups: list[Group]) -> None:
-        """A whole batch is free of the bias of what merely finished first."""
-        samples = [sample for group in groups for sample in group.samples]
-        responses = [sample.response.length for sample in samples if sample.response]
-        judgements = [judgement for sample in samples for judgement in sample.judgements]
-        self.runtime.observe(
-            length_mean={
-                Role.ROLLOUT: mean(responses),
-                Role.REWARD: mean(judgement.length for judgement in judgements),
-            },
-            prompt_mean={
-                Role.ROLLOUT: mean(group.prompt.length for group in groups),
-                Role.REWARD: mean(judgement.prompt.length for judgement in judgements),
-            },
-        )
 
     async def _train_until_published(self, batch: Batch) -> list[TrainStats]:
         """Train on whatever unit there is; if it is lost, begin the whole step again."""
@@ -203,18 +191,18 @@ class Pipeline:
                 async with self.runtime.training_unit() as (unit, lease):
                     began = now_ns()
                     self.admission.untrained = 0
-                    self.runtime.changed()
-                    self.log.emit("train.began", began, step=batch.version, lease=lease.epoch)
+                    self.runtime.turn.look()
+                    self.log.emit(TrainBegan(t_ns=began, step=batch.version, lease=lease.epoch))
                     stats = await self._train_on(unit, batch)
                     self.version = await self._in_time(unit.publish())
                     took_s = (now_ns() - began) / NS_PER_S
-                    self.log.emit("train.ended", now_ns(), step=batch.version, lease=lease.epoch)
-                    self.runtime.observe(train_device_s=took_s * len(lease.placement.devices))
+                    self.log.emit(TrainEnded(t_ns=now_ns(), step=batch.version, lease=lease.epoch))
+                    self.estimator.observe_training(took_s, len(lease.placement.devices))
                     return stats
             except WorkerLost as lost:
                 self.admission.untrained = samples
-                self.runtime.changed()
-                self.log.emit("train.lost", now_ns(), step=batch.version, why=str(lost))
+                self.runtime.turn.look()
+                self.log.emit(TrainLost(t_ns=now_ns(), step=batch.version, why=str(lost)))
 
     async def _train_on(self, unit: TrainingWorker, batch: Batch) -> list[TrainStats]:
         stats = []
@@ -238,10 +226,9 @@ class Pipeline:
         for group in groups:
             for sample in group.samples:
                 lifecycle.move_sample(sample, SamplePhase.TRAINED)
-        self.log.emit(
-            "version.published", now_ns(), version=self.version, stats=[one.values for one in stats]
-        )
-        self.runtime.changed()
+        learned = tuple(one.values for one in stats)
+        self.log.emit(VersionPublished(t_ns=now_ns(), version=self.version, stats=learned))
+        self.runtime.turn.look()
         self.runtime.serving.publish(self.version)
         self._published.set()
 

@@ -16,10 +16,8 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from systems import lifecycle
 from systems.backends.base import (
@@ -31,14 +29,25 @@ from systems.backends.base import (
     WorkerLost,
     work_of,
 )
-from systems.clock import now_ns, to_ns
-from systems.mailbox import Mailbox
+from systems.estimator import Estimator
+from systems.events import (
+    ChunkDropped,
+    EventSink,
+    LeaseUpdated,
+    LeaseUpdating,
+    SequenceDispatched,
+    SequenceFinished,
+    SequenceRequeued,
+)
+from systems.leases import Leases
+from systems.loop.clock import now_ns, to_ns
+from systems.loop.mailbox import Mailbox
+from systems.loop.tasks import Tasks
 from systems.scheduler import Load, Waiting, assign, rebalance
+from systems.turn import Turn
 from systems.types import (
     SERVING,
     End,
-    Estimates,
-    EventSink,
     How,
     Lease,
     LeaseState,
@@ -85,26 +94,20 @@ class Serving:
 
     def __init__(
         self, backend: Backend, log: EventSink, publishing: Publishing, deadlines: Deadlines,
-        estimates: Callable[[], Estimates],
-        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
-        changed: Callable[[], None],
-        lost: Callable[[Lease, WorkerLost], None],
+        estimator: Estimator, tasks: Tasks, turn: Turn, leases: Leases,
     ) -> None:  # fmt: skip
-        self.version = 0
         self.finished: Mailbox[Sequence] = Mailbox()
-        self.waiting: dict[Role, deque[Sequence]] = {role: deque() for role in SERVING}
         self._backend = backend
         self._log = log
         self._publishing = publishing
         self._deadlines = deadlines
-        self._estimates = estimates
-        self._spawn = spawn
-        self._changed = changed
-        self._lost = lost
-        self.idle_replicas = 0
+        self._estimator = estimator
+        self._tasks = tasks
+        self._demand = turn.demand
+        self._turn = turn
+        self._leases = leases
         self._loop = asyncio.get_running_loop()
         self._seats: dict[int, _Seat] = {}  # by lease epoch
-        self._running = dict.fromkeys(SERVING, 0)
         self._dispatching = dict.fromkeys(SERVING, False)
 
     # ------------------------------------------------------------------------------- replicas
@@ -113,15 +116,15 @@ class Serving:
         """An active replica: start listening to it and give it work."""
         seat = _Seat(lease, self._backend.serving(lease), now_ns())
         seat.idle.set()
-        self.idle_replicas += 1
+        self._demand.idle_replicas += 1
         self._seats[lease.epoch] = seat
-        self._spawn(self._pump(seat))
-        self._spawn(self._watch(seat))
-        if lease.role is Role.ROLLOUT and lease.version < self.version:
+        self._tasks.start(self._pump(seat))
+        self._tasks.start(self._watch(seat))
+        if lease.role is Role.ROLLOUT and lease.version < self._demand.version:
             self._begin_update(seat)  # published while it was loading
         else:
             self._dispatch_soon(lease.role)
-            self._spawn(self._rebalance(lease.role))
+            self._tasks.start(self._rebalance(lease.role))
 
     async def drain(self, lease: Lease, how: How) -> None:
         """Empty a draining replica. Raises `WorkerLost` if it dies meanwhile."""
@@ -141,12 +144,20 @@ class Serving:
     def detach(self, lease: Lease) -> None:
         """The lease has ended: whatever still ran there waits again."""
         seat = self._seats.pop(lease.epoch)
-        self.idle_replicas -= seat.idle.is_set()
+        self._demand.idle_replicas -= seat.idle.is_set()
         for sequence in reversed(list(lease.running.values())):
             self._requeue(seat, sequence, "loss")
         seat.worker.close()
         seat.idle.set()
         seat.busy.set()
+
+    def _lose(self, lease: Lease, lost: WorkerLost) -> None:
+        """A worker is gone: its lease ends, its sequences wait again, its devices restart."""
+        if lease.epoch in self._leases.live:
+            self._leases.move(lease, LeaseState.LOST)
+            self.detach(lease)
+            self._leases.take_down(lost)
+            self._turn.now()
 
     def load(self, lease: Lease) -> WorkerLoad:
         return self._seats[lease.epoch].worker.load()
@@ -155,19 +166,13 @@ class Serving:
         """Is this lease attached?"""
         return lease.epoch in self._seats
 
-    def running(self, role: Role) -> int:
-        return self._running[role]
-
-    def outstanding(self, role: Role) -> int:
-        return len(self.waiting[role]) + self._running[role]
-
     # ------------------------------------------------------------------------------- sequences
 
     def submit(self, sequences: Iterable[Sequence]) -> None:
         for sequence in sequences:
-            self.waiting[sequence.role].append(sequence)
+            self._demand.waiting[sequence.role].append(sequence)
             self._dispatch_soon(sequence.role)
-        self._changed()
+        self._turn.look()
 
     def _dispatch_soon(self, role: Role) -> None:
         """Dispatch once after everything that happens at this moment."""
@@ -177,10 +182,10 @@ class Serving:
 
     def _dispatch(self, role: Role) -> None:
         self._dispatching[role] = False
-        queue = self.waiting[role]
+        queue = self._demand.waiting[role]
         if not queue:
             return
-        estimates = self._estimates()
+        estimates = self._estimator.now
         speed = estimates.speed[role]
         queued = (Waiting(s.id, s.min_version, s.context_tokens) for s in queue)
         growth = estimates.length_mean[role] / 2  # on average half of a sequence is still to come
@@ -194,18 +199,20 @@ class Serving:
                 )
             seat = self._seats[epoch]
             lifecycle.dispatch(sequence, seat.lease)
-            self._running[role] += 1
+            self._demand.running[role] += 1
             if seat.idle.is_set():
-                self.idle_replicas -= 1
+                self._demand.idle_replicas -= 1
                 seat.heard_ns = now_ns()
                 seat.idle.clear()
                 seat.busy.set()
             seat.worker.submit(work_of(sequence, epoch))
             self._log.emit(
-                "sequence.dispatched", now_ns(), sequence=sequence.id, role=role, lease=epoch,
-                context=sequence.context_tokens, resumed=sequence.length,
+                SequenceDispatched(
+                    t_ns=now_ns(), sequence=sequence.id, role=role, lease=epoch,
+                    context_tokens=sequence.context_tokens, resumed_tokens=sequence.length,
+                )
             )  # fmt: skip
-        self._changed()
+        self._turn.look()
 
     def _open(self, role: Role) -> Iterator[_Seat]:
         """Replicas that may be given work now, oldest first."""
@@ -223,13 +230,13 @@ class Serving:
             async for chunk in seat.worker.stream():
                 self._take(seat, chunk)
         except WorkerLost as lost:
-            self._lost(seat.lease, lost)
+            self._lose(seat.lease, lost)
 
     def _take(self, seat: _Seat, chunk: TokenChunk) -> None:
         """One streamed chunk: count it, or drop it if it is stale or doubled."""
         lease = seat.lease
         if lease.epoch not in self._seats or chunk.epoch != lease.epoch or chunk.serial < seat.received:
-            self._log.emit("chunk.dropped", now_ns(), sequence=chunk.sequence, lease=chunk.epoch)
+            self._log.emit(ChunkDropped(t_ns=now_ns(), sequence=chunk.sequence, lease=chunk.epoch))
             return
         if chunk.serial > seat.received:
             raise AnswerLost(lease.placement.devices, f"answer {seat.received} of its worker was lost")
@@ -242,24 +249,29 @@ class Serving:
         if isinstance(chunk, Finished):
             self._leave(seat, sequence, SequencePhase.DONE, chunk.end)
             self._log.emit(
-                "sequence.finished", now_ns(), sequence=sequence.id, role=sequence.role,
-                lease=lease.epoch, tokens=sequence.length,
-                oldest=sequence.segments[0].version if sequence.segments else -1,
-                segments=len(sequence.segments), **({"end": sequence.end} if sequence.end else {}),
+                SequenceFinished(
+                    t_ns=now_ns(), sequence=sequence.id, role=sequence.role, lease=lease.epoch,
+                    tokens=sequence.length,
+                    oldest_version=sequence.segments[0].version if sequence.segments else -1,
+                    segments=len(sequence.segments), end=sequence.end,
+                )
             )  # fmt: skip
             self.finished.put(sequence)
-            speed = self._estimates().speed[lease.role]
-            if self.waiting[lease.role] and len(lease.running) <= speed.max_running + speed.ahead // 2:
+            speed = self._estimator.now.speed[lease.role]
+            if (
+                self._demand.waiting[lease.role]
+                and len(lease.running) <= speed.max_running + speed.ahead // 2
+            ):
                 self._dispatch_soon(lease.role)
-            self._changed()
+            self._turn.look()
 
     def _leave(self, seat: _Seat, sequence: Sequence, to: SequencePhase, end: End | None = None) -> None:
         lifecycle.leave(sequence, seat.lease, to, end)
-        self._running[sequence.role] -= 1
+        self._demand.running[sequence.role] -= 1
         if not seat.lease.running and seat.lease.epoch in self._seats:
             seat.busy.clear()
             seat.idle.set()
-            self.idle_replicas += 1
+            self._demand.idle_replicas += 1
 
     async def _watch(self, seat: _Seat) -> None:
         """A replica that has work and stays silent is asked; one that cannot account for it is lost."""
@@ -278,9 +290,9 @@ class Serving:
                 if sent > seat.received:
                     raise AnswerLost(lease.placement.devices, f"answer {seat.received} never came")
         except TimeoutError:
-            self._lost(lease, WorkerLost(lease.placement.devices, "does not answer"))
+            self._lose(lease, WorkerLost(lease.placement.devices, "does not answer"))
         except WorkerLost as lost:
-            self._lost(lease, lost)
+            self._lose(lease, lost)
 
     # ------------------------------------------------------------------------------- migration
 
@@ -302,7 +314,7 @@ class Serving:
                 leaving.append(sequence)
         for sequence in reversed(leaving):
             self._requeue(seat, sequence, why)
-        self._changed()
+        self._turn.look()
 
     async def _catch_up(self, seat: _Seat) -> None:
         """What was streamed before an abort comes before what the abort returned."""
@@ -315,10 +327,12 @@ class Serving:
 
     def _requeue(self, seat: _Seat, sequence: Sequence, why: str) -> None:
         self._leave(seat, sequence, SequencePhase.WAITING)
-        self.waiting[sequence.role].appendleft(sequence)
+        self._demand.waiting[sequence.role].appendleft(sequence)
         self._log.emit(
-            "sequence.requeued", now_ns(), sequence=sequence.id, role=sequence.role,
-            lease=seat.lease.epoch, why=why, tokens=sequence.length,
+            SequenceRequeued(
+                t_ns=now_ns(), sequence=sequence.id, role=sequence.role, lease=seat.lease.epoch, why=why,
+                tokens=sequence.length,
+            )
         )  # fmt: skip
         self._dispatch_soon(sequence.role)
 
@@ -328,9 +342,9 @@ class Serving:
         They go back to the queue; dispatch then finds that the emptiest replica gains most from them.
         """
         await asyncio.sleep(0)  # let the waiting ones be dispatched first
-        estimates = self._estimates()
+        estimates = self._estimator.now
         loads = [self._load(seat) for seat in self._open(role)]
-        if self.waiting[role] or not loads:
+        if self._demand.waiting[role] or not loads:
             return
         remaining = estimates.length_mean[role] / 2
         for move in rebalance(loads, estimates.speed[role], remaining, estimates.reprefill_s):
@@ -341,45 +355,46 @@ class Serving:
             try:
                 await self._vacate(seat, [sequence.id for sequence in cheap[: move.count]], "rebalance")
             except WorkerLost as lost:
-                self._lost(seat.lease, lost)
+                self._lose(seat.lease, lost)
 
     # ------------------------------------------------------------------------------- publishing
 
     def publish(self, version: int) -> None:
         """A new policy version: every rollout replica loads it, as soon as its sequences allow."""
-        self.version = version
+        self._demand.version = version
         for seat in list(self._open(Role.ROLLOUT)):
             self._begin_update(seat)
 
     def _begin_update(self, seat: _Seat) -> None:
         if not seat.lease.updating:
-            seat.lease.updating = True
-            seat.update = self._spawn(self._update(seat))
+            lifecycle.begin_update(seat.lease)
+            seat.update = self._tasks.start(self._update(seat))
 
     async def _update(self, seat: _Seat) -> None:
         lease = seat.lease
         try:
-            while lease.version < self.version:
+            while lease.version < self._demand.version:
                 if self._publishing is Publishing.INTERRUPT:
                     await self._vacate(seat, list(lease.running), "publish")
                 await seat.idle.wait()
                 if lease.state is not LeaseState.ACTIVE:
                     return  # lost, or about to be given up
-                version = self.version  # another one may have come, and the older one may be gone
-                self._log.emit("lease.updating", now_ns(), lease=lease.epoch, version=version)
+                version = self._demand.version  # another one may have come, and the older one may be gone
+                self._log.emit(LeaseUpdating(t_ns=now_ns(), lease=lease.epoch, version=version))
                 seat.loading = True
                 try:
                     async with asyncio.timeout(self._deadlines.reply_s):
                         await seat.worker.update(version)
-                    lease.version = version
+                    lifecycle.take_over(lease, version)
                 finally:
                     seat.loading = False
-                    self._log.emit("lease.updated", now_ns(), lease=lease.epoch, version=lease.version)
+                    served = LeaseUpdated(t_ns=now_ns(), lease=lease.epoch, version=lease.version)
+                    self._log.emit(served)
         except WorkerLost as lost:
-            self._lost(lease, lost)
+            self._lose(lease, lost)
         except TimeoutError:
-            self._lost(lease, WorkerLost(lease.placement.devices, "did not load a version in time"))
+            self._lose(lease, WorkerLost(lease.placement.devices, "did not load a version in time"))
         finally:
-            lease.updating = False
+            lifecycle.end_update(lease)
             seat.update = None
             self._dispatch_soon(lease.role)

@@ -1,7 +1,7 @@
 """The vocabulary of the harness: roles, devices, placements, work, and what a policy sees.
 
 Frozen classes are values that may be kept and compared. The few mutable ones (`Sequence`, `Sample`, `Group`,
-`Lease`) are owned by the runtime and the pipeline; their states change only through `lifecycle`.
+`Lease`) are owned by the runtime and the pipeline; only `lifecycle` changes them.
 Units are in names: `_ns`, `_s`, `_tokens`, `_bytes`.
 """
 
@@ -475,9 +475,3 @@ class Policy(Protocol[M]):
     def plan(self, view: View, memory: M) -> tuple[Plan, M]:
         """The placement that this system wants now."""
         ...
-
-
-class EventSink(Protocol):
-    """Where the runtime's event log goes: one call an event, in order."""
-
-    def emit(self, kind: str, now_ns: int, **fields: Any) -> None: ...

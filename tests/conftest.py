@@ -13,7 +13,9 @@ from harness.runs.assemble import Parts, assemble
 from harness.runs.runner import header
 from harness.runs.spec import RunSpec, resolve
 from systems.backends.base import Backend
-from systems.clock import run_virtual
+from systems.estimator import Estimator
+from systems.events import Event, encode
+from systems.loop.clock import run_virtual
 from systems.pipeline import Pipeline
 from systems.policies import SYSTEMS
 from systems.runtime import Runtime
@@ -41,14 +43,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class MemoryLog(Told):
-    """An event sink that keeps events."""
+    """An event sink that keeps what happened, and the events as a file would have them."""
 
     def __init__(self) -> None:
-        self.events: list[dict[str, Any]] = []
-        super().__init__(self.events.append)
+        self.happened: list[Event] = []
+        super().__init__(self.happened.append)
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return [encode(event) for event in self.happened]
 
     def of(self, kind: str) -> list[dict[str, Any]]:
-        return [event for event in self.events if event["kind"] == kind]
+        return [encode(event) for event in self.happened if event.kind == kind]
+
+    def tally(self) -> Tally:
+        tally = Tally()
+        for event in self.happened:
+            tally.add(event)
+        return tally
 
 
 def small_spec(
@@ -66,22 +78,20 @@ def simulate(spec: RunSpec, wrap: Any = lambda backend: backend) -> tuple[Memory
     """Run a spec on its backend, wrapped, and tally its events."""
     parts: Parts = assemble(spec)
     backend: Backend = wrap(parts.backend)
-    log, tally, kept = MemoryLog(), Tally(), []
+    log, kept = MemoryLog(), []
 
     async def drive() -> None:
-        policy, admission = SYSTEMS[spec.system](), Admission(parts.recipe)
-        runtime = Runtime(parts.layout, parts.recipe, policy, backend, log, parts.prior, admission)
+        policy, admission, estimator = SYSTEMS[spec.system](), Admission(parts.recipe), Estimator(parts.prior)
+        runtime = Runtime(parts.layout, parts.recipe, policy, backend, log, admission, estimator)
         kept.append(runtime)
         try:
-            await Pipeline(parts.recipe, parts.workload, admission, runtime, log).run()
+            await Pipeline(parts.recipe, parts.workload, admission, estimator, runtime, log).run()
         finally:
             backend.close()
 
-    log.emit("run.began", 0, **header(spec, parts))
+    log.emit(header(spec, parts))
     run_virtual(drive())
-    for event in log.events:
-        tally.add(event)
-    return log, tally, kept[0]
+    return log, log.tally(), kept[0]
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
-SHARE_ORDER = ("rollout", "reward", "train", "shifting", "idle")
+from harness.results.summary import Share
 
 
 def render(summary: dict[str, Any]) -> str:
@@ -27,7 +27,7 @@ def render(summary: dict[str, Any]) -> str:
         f"throughput       {tokens['total']:.0f} {unit} = policy {tokens['policy']:.0f} + judge "
         f"{tokens['judge']:.0f}; {tokens['total_per_gpu']:.1f} per GPU ({kind})",
         "step             " + _step_line(steps) + f" ({kind})",
-        "GPU time         " + ", ".join(f"{name} {100 * shares[name]:.1f} %" for name in SHARE_ORDER),
+        "GPU time         " + ", ".join(f"{name} {100 * shares[name]:.1f} %" for name in Share),
         "shifts           " + _shift_line(summary),
         f"migrations       {summary['migrations']}",
         f"staleness        mean {summary['realised_staleness']['mean']:.2f}, max "

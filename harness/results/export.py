@@ -11,6 +11,7 @@ import pandas as pd
 
 from harness.errors import unknown
 from harness.results.tables import Recorded, intervals_table, phases_table
+from systems.events import SequenceDispatched, SequenceFinished, SequenceRequeued, VersionPublished, encode
 from systems.machine.files import replace_file
 from systems.types import SERVING
 
@@ -52,9 +53,9 @@ def _events(run: Recorded) -> pd.DataFrame:
     with run.events() as events:
         rows = [
             (
-                event["t"],
-                event["kind"],
-                json.dumps({k: v for k, v in event.items() if k not in ("t", "kind")}),
+                event.t_ns,
+                event.kind,
+                json.dumps({k: v for k, v in encode(event).items() if k not in ("t", "kind")}),
             )
             for event in events
         ]
@@ -90,16 +91,15 @@ def _counters(run: Recorded) -> list[dict[str, Any]]:
     """Sequences that run, by role, at most so often; and the moment of each publish."""
     apart = run.summary["makespan_s"] / COUNTS * 1e9
     running, said, found = dict.fromkeys(map(str, SERVING), 0), -apart, []
-    change = {"sequence.dispatched": 1, "sequence.finished": -1, "sequence.requeued": -1}
     counter = {"ph": "C", "name": "running sequences", "pid": 0}
     with run.events() as events:
         for event in events:
-            if event["kind"] in change:
-                running[event["role"]] += change[event["kind"]]
-                if event["t"] - said >= apart:
-                    said = event["t"]
+            if isinstance(event, SequenceDispatched | SequenceFinished | SequenceRequeued):
+                running[event.role] += 1 if isinstance(event, SequenceDispatched) else -1
+                if event.t_ns - said >= apart:
+                    said = event.t_ns
                     found.append({**counter, "ts": said / 1e3, "args": {**running}})
-            elif event["kind"] == "version.published":
-                name = f"version {event['version']} published"
-                found.append({"ph": "i", "name": name, "pid": 0, "tid": 0, "ts": event["t"] / 1e3, "s": "g"})
+            elif isinstance(event, VersionPublished):
+                name = f"version {event.version} published"
+                found.append({"ph": "i", "name": name, "pid": 0, "tid": 0, "ts": event.t_ns / 1e3, "s": "g"})
     return found

@@ -14,19 +14,17 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import orjson
 
 from harness.errors import BenchError, InvalidRun
+from systems.events import Event, VersionPublished, decode, encode
 from systems.machine.files import write_all
 
-EVENT_SCHEMA = 1
 EVENTS = "events.jsonl"
 LINES_TOGETHER = 4096  # events written at once, where no RL step ends before
 # What reading a log raises where an event is missing, is cut, or does not follow from those before it.
 DOES_NOT_FOLLOW = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
-Event = dict[str, Any]
 
 
 class EventLog:
@@ -41,11 +39,11 @@ class EventLog:
         self._lines: list[bytes] = []  # not written yet
         self._broken = False  # a write did not end: what follows would stand behind a hole
 
-    def emit(self, kind: str, now_ns: int, **fields: Any) -> None:
-        event = {"t": now_ns, "kind": kind, **fields}
-        self._lines.append(orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS))
+    def emit(self, event: Event) -> None:
+        line = orjson.dumps(encode(event), option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS)
+        self._lines.append(line)
         self._observe(event)
-        if kind == "version.published" or len(self._lines) >= LINES_TOGETHER:
+        if isinstance(event, VersionPublished) or len(self._lines) >= LINES_TOGETHER:
             self._write()
 
     def _write(self) -> None:
@@ -87,8 +85,8 @@ class Told:
     def __init__(self, observer: Callable[[Event], None]) -> None:
         self._observe = observer
 
-    def emit(self, kind: str, now_ns: int, **fields: Any) -> None:
-        self._observe({"t": now_ns, "kind": kind, **fields})
+    def emit(self, event: Event) -> None:
+        self._observe(event)
 
 
 @contextmanager
@@ -107,10 +105,10 @@ def reading(path: Path) -> Iterator[Iterator[Event]]:
             for text in file:
                 line += 1
                 if text.endswith(b"\n"):
-                    event = orjson.loads(text)
-                    if not isinstance(event, dict) or "kind" not in event or "t" not in event:
+                    raw = orjson.loads(text)
+                    if not isinstance(raw, dict):
                         raise ValueError("not an event")
-                    yield event
+                    yield decode(raw)
 
     try:
         yield events()

@@ -31,7 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import InvalidRun, UsageError
-from harness.results.log import EVENT_SCHEMA, EVENTS
+from harness.results.log import EVENTS
+from systems.events import EVENT_SCHEMA
 from systems.machine.files import file_sha256, replace_file
 
 MANIFEST_SCHEMA = 2  # 1 had no digests of steps and summary

@@ -15,18 +15,50 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from systems.costs.bounds import Floor, SampleWork, ServingFloor, lower_bound_s
-from systems.types import SERVING, End, Role
+from systems.events import (
+    BatchAdmitted,
+    BatchTaken,
+    DeviceLost,
+    Event,
+    LeaseMoved,
+    LeaseUpdated,
+    LeaseUpdating,
+    RunBegan,
+    RunEnded,
+    SampleScored,
+    SequenceDispatched,
+    SequenceFinished,
+    SequenceRequeued,
+    ShiftBegan,
+    ShiftEnded,
+    ShiftPhase,
+    TrainBegan,
+    TrainEnded,
+    TrainLost,
+    VersionPublished,
+    devices_of,
+)
+from systems.types import SERVING, End, LeaseState, Role, Step
 
 SUMMARY_SCHEMA = 3
 NS = 1e9
 # Above this share of a run's responses (or judgements) a summary warns: a twentieth of the rewards would then
 # be of texts that nobody finished, or of verdicts that nobody gave.
 WORTH_A_WARNING = 0.05
-SHARES = ("rollout", "reward", "train", "shifting", "idle")
-Event = dict[str, Any]
+
+
+class Share(StrEnum):
+    """What device time is spent on. The one list, in the order in which it is shown."""
+
+    ROLLOUT = "rollout"
+    REWARD = "reward"
+    TRAIN = "train"
+    SHIFTING = "shifting"
+    IDLE = "idle"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +77,7 @@ class _Sample:
     judgements: list[int] = field(default_factory=list)
     response_truncated: bool | None = None
     truncated: dict[int, bool] = field(default_factory=dict)  # judgements by sequence, where that is known
-    unparsable: list[int] | None = None  # judgements without a verdict; None where text is not real
+    unparsable: tuple[int, ...] | None = None  # judgements without a verdict; None where text is not real
     oldest: int = 0
     admitted: int = 0
     reward: float | None = None
@@ -56,9 +88,9 @@ class _Sample:
 class _Owner:
     """A lease or a shift: which share its devices' time goes to since when."""
 
-    role: str
+    works: Share  # what it does while it runs
     devices: tuple[int, ...]
-    share: str | None = None
+    share: Share | None = None
     since: int = 0
     running: int = 0
     updating: bool = False
@@ -73,153 +105,160 @@ class Tally:
 
     def __init__(
         self, stepped: Callable[[Tally], None] = lambda _: None,
-        spent: Callable[[tuple[int, ...], str, int, int], None] | None = None, caps: Caps | None = None,
+        spent: Callable[[tuple[int, ...], Share, int, int], None] | None = None, caps: Caps | None = None,
     ) -> None:  # fmt: skip
         self._stepped = stepped
         self._spent = spent
         self._caps = caps or Caps()
         self.steps: list[dict[str, Any]] = []
         self.migrations = 0
-        self.began: Event = {}
-        self.ended: Event = {}
+        self.ended: RunEnded | None = None
+        self._began: RunBegan | None = None
         self._samples: dict[int, _Sample] = defaultdict(_Sample)
         self._admitted: dict[int, int] = {}  # group -> version
-        self._batch: list[int] = []  # groups of the batch that is being trained on
+        self._batch: tuple[int, ...] = ()  # groups of the batch that is being trained on
         self._taken_ns = self._train_began_ns = self._last_publish_ns = 0
         self._leases: dict[int, _Owner] = {}
         self._shifts: dict[int, _Owner] = {}
-        self._device_ns: dict[str, float] = defaultdict(float)
-        self._busy: dict[str, int] = defaultdict(int)  # owners that work for a share now
-        self._busy_since: dict[str, int] = {}
-        self._busy_ns: dict[str, int] = defaultdict(int)  # since the last publish, anybody working for it
-        self._published_device_ns: dict[str, float] = {}  # the same, as of the last publish
+        self._device_ns: dict[Share, float] = defaultdict(float)
+        self._busy: dict[Share, int] = defaultdict(int)  # owners that work for a share now
+        self._busy_since: dict[Share, int] = {}
+        self._busy_ns: dict[Share, int] = defaultdict(int)  # since the last publish, anybody working for it
+        self._published_device_ns: dict[Share, float] = {}  # the same, as of the last publish
         self._left: dict[int, tuple[int, str]] = {}  # sequence -> (lease it left, why)
         self._phase_began: dict[int, int] = {}
-        self._phases: dict[str, list[float]] = defaultdict(list)  # wall seconds, shifts that did them
-        self._phase_device_s: dict[str, float] = defaultdict(float)
+        self._phases: dict[Step, list[float]] = defaultdict(list)  # wall seconds, shifts that did them
+        self._phase_device_s: dict[Step, float] = defaultdict(float)
         self._done_shifts = 0
         self._failed_shifts = 0
         self._with_sources: set[int] = set()  # shifts that took devices from a role, not first placements
         self._work: list[list[SampleWork]] = []
         self._staleness: list[int] = []
         self._losses = 0
-        self._handlers: dict[str, Callable[[Event], None]] = {
-            "run.began": self._on_began,
-            "run.ended": self._on_ended,
-            "batch.admitted": self._on_admitted,
-            "sequence.dispatched": self._on_dispatched,
-            "sequence.requeued": self._on_requeued,
-            "sequence.finished": self._on_finished,
-            "sample.scored": self._on_scored,
-            "batch.taken": self._on_taken,
-            "train.began": self._on_train_began,
-            "train.ended": self._on_train_ended,
-            "train.lost": self._on_train_lost,
-            "version.published": self._on_published,
-            "lease": self._on_lease,
-            "lease.updating": self._on_updating,
-            "lease.updated": self._on_updated,
-            "shift.began": self._on_shift_began,
-            "shift.phase": self._on_shift_phase,
-            "shift.ended": self._on_shift_ended,
-            "device.lost": self._on_device_lost,
+        self._handlers: dict[type[Event], Callable[[Any], None]] = {
+            RunBegan: self._on_began,
+            RunEnded: self._on_ended,
+            BatchAdmitted: self._on_admitted,
+            SequenceDispatched: self._on_dispatched,
+            SequenceRequeued: self._on_requeued,
+            SequenceFinished: self._on_finished,
+            SampleScored: self._on_scored,
+            BatchTaken: self._on_taken,
+            TrainBegan: self._on_train_began,
+            TrainEnded: self._on_train_ended,
+            TrainLost: self._on_train_lost,
+            VersionPublished: self._on_published,
+            LeaseMoved: self._on_lease,
+            LeaseUpdating: self._on_updating,
+            LeaseUpdated: self._on_updated,
+            ShiftBegan: self._on_shift_began,
+            ShiftPhase: self._on_shift_phase,
+            ShiftEnded: self._on_shift_ended,
+            DeviceLost: self._on_device_lost,
         }
 
     def add(self, event: Event) -> None:
-        handler = self._handlers.get(event["kind"])
+        handler = self._handlers.get(type(event))
         if handler is not None:
             handler(event)
 
     # ------------------------------------------------------------------------------- the run
 
-    def _on_began(self, event: Event) -> None:
-        self.began = event
+    @property
+    def began(self) -> RunBegan:
+        """The first event. Raises `LookupError` where the log does not begin with it."""
+        if self._began is None:
+            raise LookupError("run.began")
+        return self._began
 
-    def _on_ended(self, event: Event) -> None:
+    def _on_began(self, event: RunBegan) -> None:
+        self._began = event
+
+    def _on_ended(self, event: RunEnded) -> None:
         self.ended = event
 
     # ------------------------------------------------------------------------------- samples
 
-    def _on_admitted(self, event: Event) -> None:
-        first, last = event["groups"]
+    def _on_admitted(self, event: BatchAdmitted) -> None:
+        first, last = event.groups
         for group in range(first, last + 1):
-            self._admitted[group] = event["version"]
+            self._admitted[group] = event.version
 
     def _sample_of(self, sequence: int) -> _Sample:
-        return self._samples[sequence // (1 + self.began["judge_calls"])]
+        return self._samples[sequence // (1 + self.began.judge_calls)]
 
-    def _on_dispatched(self, event: Event) -> None:
-        sample = self._sample_of(event["sequence"])
-        prompt = event["context"] - event["resumed"]
-        if event["role"] == Role.ROLLOUT:
+    def _on_dispatched(self, event: SequenceDispatched) -> None:
+        sample = self._sample_of(event.sequence)
+        prompt = event.context_tokens - event.resumed_tokens
+        if event.role is Role.ROLLOUT:
             sample.prompt = prompt
         else:
             sample.judge_prompt = prompt
-        left = self._left.pop(event["sequence"], None)
-        if left is not None and left[0] != event["lease"] and left[1] in ("shift", "rebalance"):
-            self.migrations += event["resumed"] > 0
-        owner = self._leases[event["lease"]]
+        left = self._left.pop(event.sequence, None)
+        if left is not None and left[0] != event.lease and left[1] in ("shift", "rebalance"):
+            self.migrations += event.resumed_tokens > 0
+        owner = self._leases[event.lease]
         owner.running += 1
         if owner.running == 1:
-            self._account(owner, event["t"])
+            self._account(owner, event.t_ns)
 
-    def _on_requeued(self, event: Event) -> None:
-        self._left[event["sequence"]] = (event["lease"], event["why"])
+    def _on_requeued(self, event: SequenceRequeued) -> None:
+        self._left[event.sequence] = (event.lease, event.why)
         self._one_less(event)
 
-    def _on_finished(self, event: Event) -> None:
-        sample = self._sample_of(event["sequence"])
-        if event["role"] == Role.ROLLOUT:
-            sample.response = event["tokens"]
-            sample.oldest = event["oldest"]
+    def _on_finished(self, event: SequenceFinished) -> None:
+        sample = self._sample_of(event.sequence)
+        if event.role is Role.ROLLOUT:
+            sample.response = event.tokens
+            sample.oldest = event.oldest_version
             sample.response_truncated = _truncated(event, self._caps.response)
         else:
-            sample.judgements.append(event["tokens"])
+            sample.judgements.append(event.tokens)
             truncated = _truncated(event, self._caps.judgement)
             if truncated is not None:
-                sample.truncated[event["sequence"]] = truncated
+                sample.truncated[event.sequence] = truncated
         self._one_less(event)
 
-    def _one_less(self, event: Event) -> None:
-        owner = self._leases.get(event["lease"])
+    def _one_less(self, event: SequenceRequeued | SequenceFinished) -> None:
+        owner = self._leases.get(event.lease)
         if owner is not None:
             owner.running -= 1
             if owner.running == 0:
-                self._account(owner, event["t"])
+                self._account(owner, event.t_ns)
 
-    def _on_scored(self, event: Event) -> None:
-        sample = self._samples[event["sample"]]
-        sample.reward, sample.true = event["reward"], event["true"]
-        sample.unparsable = event.get("unparsable")
+    def _on_scored(self, event: SampleScored) -> None:
+        sample = self._samples[event.sample]
+        sample.reward, sample.true = event.reward, event.true_accuracy
+        sample.unparsable = event.unparsable
 
     # ------------------------------------------------------------------------------- training steps
 
-    def _on_taken(self, event: Event) -> None:
-        self._batch = event["groups"]
-        self._taken_ns = event["t"]
+    def _on_taken(self, event: BatchTaken) -> None:
+        self._batch = event.groups
+        self._taken_ns = event.t_ns
 
-    def _on_train_began(self, event: Event) -> None:
-        self._train_began_ns = event["t"]
+    def _on_train_began(self, event: TrainBegan) -> None:
+        self._train_began_ns = event.t_ns
         self._train(event, True)
 
-    def _on_train_ended(self, event: Event) -> None:
+    def _on_train_ended(self, event: TrainEnded) -> None:
         self._train(event, False)
 
-    def _on_train_lost(self, event: Event) -> None:
+    def _on_train_lost(self, event: TrainLost) -> None:
         for owner in self._leases.values():
-            if owner.role == Role.TRAIN and owner.running:
+            if owner.works is Share.TRAIN and owner.running:
                 owner.running = 0
-                self._account(owner, event["t"])
+                self._account(owner, event.t_ns)
 
-    def _train(self, event: Event, running: bool) -> None:
-        owner = self._leases.get(event["lease"])
+    def _train(self, event: TrainBegan | TrainEnded, running: bool) -> None:
+        owner = self._leases.get(event.lease)
         if owner is not None:
             owner.running = int(running)
-            self._account(owner, event["t"])
+            self._account(owner, event.t_ns)
 
-    def _on_published(self, event: Event) -> None:
-        now, step = event["t"], event["version"] - 1
-        per_group = self.began["samples_per_group"]
+    def _on_published(self, event: VersionPublished) -> None:
+        now, step = event.t_ns, event.version - 1
+        per_group = self.began.samples_per_group
         samples = []
         for group in self._batch:
             for index in range(per_group):
@@ -253,11 +292,11 @@ class Tally:
                 "staleness_max": max(staleness),
                 "wait_for_batch_s": max(0.0, (self._taken_ns - self._last_publish_ns) / NS),
                 "wait_for_trainer_s": (self._train_began_ns - self._taken_ns) / NS,
-                "gen_s": self._busy_s("rollout", now),
-                "reward_s": self._busy_s("reward", now),
+                "gen_s": self._busy_s(Share.ROLLOUT, now),
+                "reward_s": self._busy_s(Share.REWARD, now),
                 "train_s": (now - self._train_began_ns) / NS,
                 "published_s": now / NS,
-                **{f"learn_{k}": v for k, v in _mean_stats(event["stats"]).items()},
+                **{f"learn_{k}": v for k, v in _mean_stats(event.stats).items()},
             }
         )
         self._last_publish_ns = now
@@ -276,16 +315,14 @@ class Tally:
                 self._spent(owner.devices, owner.share, owner.since, now)
         owner.since, before = now, owner.share
         if owner.updating:
-            owner.share = "shifting"
-        elif owner.role == "shift":
-            owner.share = "shifting" if owner.running else None
+            owner.share = Share.SHIFTING
         else:
-            owner.share = owner.role if owner.running else None
+            owner.share = owner.works if owner.running else None
         if owner.share != before:
             self._work_for(before, -1, now)
             self._work_for(owner.share, 1, now)
 
-    def _work_for(self, share: str | None, change: int, now: int) -> None:
+    def _work_for(self, share: Share | None, change: int, now: int) -> None:
         """One owner more or less works for a share: keep the time in which any does."""
         if share is None:
             return
@@ -294,60 +331,59 @@ class Tally:
         self._busy[share] += change
         self._busy_since[share] = now
 
-    def _busy_s(self, share: str, now: int) -> float:
+    def _busy_s(self, share: Share, now: int) -> float:
         """Seconds since the last call in which anybody worked for `share`."""
         self._work_for(share, 0, now)
         return self._busy_ns.pop(share, 0) / NS
 
-    def _on_lease(self, event: Event) -> None:
-        epoch, state = event["lease"], event["state"]
-        if state == "active":
-            self._leases[epoch] = _Owner(event["role"], tuple(event["devices"]), since=event["t"])
-        elif state in ("released", "lost") and epoch in self._leases:
+    def _on_lease(self, event: LeaseMoved) -> None:
+        epoch, state = event.lease, event.state
+        if state is LeaseState.ACTIVE:
+            self._leases[epoch] = _Owner(Share(event.role), event.devices, since=event.t_ns)
+        elif state in (LeaseState.RELEASED, LeaseState.LOST) and epoch in self._leases:
             owner = self._leases[epoch]
             owner.running, owner.updating = 0, False
-            self._account(owner, event["t"])
+            self._account(owner, event.t_ns)
             del self._leases[epoch]  # sequences that leave a lost lease afterwards find nothing to end
 
-    def _on_updating(self, event: Event) -> None:
+    def _on_updating(self, event: LeaseUpdating) -> None:
         self._update(event, True)
 
-    def _on_updated(self, event: Event) -> None:
+    def _on_updated(self, event: LeaseUpdated) -> None:
         self._update(event, False)
 
-    def _update(self, event: Event, updating: bool) -> None:
-        owner = self._leases.get(event["lease"])
+    def _update(self, event: LeaseUpdating | LeaseUpdated, updating: bool) -> None:
+        owner = self._leases.get(event.lease)
         if owner is not None:
             owner.updating = updating
-            self._account(owner, event["t"])
+            self._account(owner, event.t_ns)
 
-    def _on_shift_began(self, event: Event) -> None:
-        devices = {d for side in ("sources", "targets") for _, owned in event[side] for d in owned}
-        if event["sources"]:
-            self._with_sources.add(event["shift"])
-        self._shifts[event["shift"]] = _Owner("shift", tuple(sorted(devices)), since=event["t"])
-        self._phase_began[event["shift"]] = event["t"]
+    def _on_shift_began(self, event: ShiftBegan) -> None:
+        if event.sources:
+            self._with_sources.add(event.shift)
+        self._shifts[event.shift] = _Owner(Share.SHIFTING, devices_of(event), since=event.t_ns)
+        self._phase_began[event.shift] = event.t_ns
 
-    def _on_shift_phase(self, event: Event) -> None:
-        owner, now = self._shifts[event["shift"]], event["t"]
-        took = (now - self._phase_began[event["shift"]]) / NS
-        if took > 0 or event["phase"] == "drain":  # other phases take time wherever they apply
-            self._phases[event["phase"]].append(took)
-            self._phase_device_s[event["phase"]] += took * len(owner.devices)
-        self._phase_began[event["shift"]] = now
-        if event["phase"] == "drain":
+    def _on_shift_phase(self, event: ShiftPhase) -> None:
+        owner, now = self._shifts[event.shift], event.t_ns
+        took = (now - self._phase_began[event.shift]) / NS
+        if took > 0 or event.phase is Step.DRAIN:  # other phases take time wherever they apply
+            self._phases[event.phase].append(took)
+            self._phase_device_s[event.phase] += took * len(owner.devices)
+        self._phase_began[event.shift] = now
+        if event.phase is Step.DRAIN:
             owner.running = 1
             self._account(owner, now)
 
-    def _on_shift_ended(self, event: Event) -> None:
-        owner = self._shifts.pop(event["shift"])
+    def _on_shift_ended(self, event: ShiftEnded) -> None:
+        owner = self._shifts.pop(event.shift)
         owner.running = 0
-        self._account(owner, event["t"])
-        del self._phase_began[event["shift"]]
-        self._failed_shifts += not event["ok"]
-        self._done_shifts += event["ok"] and event["shift"] in self._with_sources
+        self._account(owner, event.t_ns)
+        del self._phase_began[event.shift]
+        self._failed_shifts += not event.ok
+        self._done_shifts += event.ok and event.shift in self._with_sources
 
-    def _on_device_lost(self, event: Event) -> None:
+    def _on_device_lost(self, event: DeviceLost) -> None:
         self._losses += 1
 
     # ------------------------------------------------------------------------------- the summary
@@ -358,18 +394,18 @@ class Tally:
         policy = sum(step["policy_tokens"] for step in self.steps)
         judge = sum(step["judge_tokens"] for step in self.steps)
         phases = {
-            phase: {"mean_s": _mean(took), "device_s": self._phase_device_s[phase]}
+            phase.value: {"mean_s": _mean(took), "device_s": self._phase_device_s[phase]}
             for phase, took in self._phases.items()
         }
         return {
             "summary_schema": SUMMARY_SCHEMA,
-            **{key: began[key] for key in ("kind_of_numbers", "system", "model", "policy", "judge")},
-            **{key: began[key] for key in ("seed", "gpus", "staleness_bound", "token_scale")},
-            "extrapolated": began.get("extrapolated", False),
-            "oversubscribed": began.get("oversubscribed", False),
+            **{key: getattr(began, key) for key in ("kind_of_numbers", "system", "model", "policy", "judge")},
+            **{key: getattr(began, key) for key in ("seed", "gpus", "staleness_bound", "token_scale")},
+            "extrapolated": began.extrapolated,
+            "oversubscribed": bool(began.oversubscribed),
             "makespan_s": makespan_s,
-            "lower_bound_s": lower_bound_s(self._work, _floor(began["floor"])),
-            "weights_sha256": self.ended.get("weights_sha256"),
+            "lower_bound_s": lower_bound_s(self._work, _floor(began.floor)),
+            "weights_sha256": self.ended.weights_sha256 if self.ended else None,
             "migrations": self.migrations,
             "shifts": self._done_shifts,
             "failed_shifts": self._failed_shifts,
@@ -379,7 +415,7 @@ class Tally:
                 "policy": _per(policy, makespan_s),
                 "judge": _per(judge, makespan_s),
                 "total": _per(policy + judge, makespan_s),
-                "total_per_gpu": _per(policy + judge, makespan_s * began["gpus"]),
+                "total_per_gpu": _per(policy + judge, makespan_s * began.gpus),
             },
             "gpu_time_share": self._shares(),
             "realised_staleness": {
@@ -393,20 +429,21 @@ class Tally:
         }
 
     def _shares(self) -> dict[str, float]:
-        total = self._last_publish_ns * self.began["gpus"]
+        total = self._last_publish_ns * self.began.gpus
         used = self._published_device_ns
-        shares = {name: used.get(name, 0.0) / total if total else 0.0 for name in SHARES[:-1]}
-        return {**shares, "idle": 1.0 - sum(shares.values())}
+        spent = [share for share in Share if share is not Share.IDLE]
+        shares = {share.value: used.get(share, 0.0) / total if total else 0.0 for share in spent}
+        return {**shares, Share.IDLE.value: 1.0 - sum(shares.values())}
 
 
 CUT_OFF = ("responses_truncated", "judgements_truncated", "verdicts_unparsable", "unparsable_truncated")
 
 
-def _truncated(event: Event, cap: int | None) -> bool | None:
+def _truncated(event: SequenceFinished, cap: int | None) -> bool | None:
     """Was this sequence cut off at its cap? None where nobody knows."""
-    if "end" in event:
-        return bool(event["end"] == End.LENGTH)
-    return event["tokens"] >= cap if cap is not None else None
+    if event.end is not None:
+        return event.end is End.LENGTH
+    return event.tokens >= cap if cap is not None else None
 
 
 def _cut_off(samples: list[_Sample]) -> dict[str, int | None]:
@@ -463,7 +500,7 @@ def _mean(values: list[Any]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _mean_stats(stats: list[dict[str, float]]) -> dict[str, float]:
+def _mean_stats(stats: tuple[dict[str, float], ...]) -> dict[str, float]:
     names = stats[0] if stats else {}
     return {name: sum(one[name] for one in stats) / len(stats) for name in names}
 

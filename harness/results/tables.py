@@ -17,10 +17,11 @@ from typing import Any
 import pandas as pd
 
 from harness.errors import BenchError, InvalidRun, UsageError, unknown
-from harness.results.log import Event, reading
+from harness.results.log import reading
 from harness.results.record import COMPLETE, SUMMARY, RunDirectory, list_runs
-from harness.results.summary import CUT_OFF, SHARES, SUMMARY_SCHEMA, Tally
-from systems.types import Kind
+from harness.results.summary import CUT_OFF, SUMMARY_SCHEMA, Share, Tally
+from systems.events import Event, ShiftBegan, ShiftEnded, ShiftPhase, devices_of
+from systems.types import Kind, Placement
 
 USED = {  # of a summary, by those who compare, draw and export
     "run", "kind", "system", "model", "seed", "gpus", "steps", "staleness_bound", "realised_staleness",
@@ -234,16 +235,14 @@ def intervals_table(run: Recorded) -> pd.DataFrame:
     """Device time by interval: device, start and end in seconds, share; what is missing was idle."""
     rows: list[tuple[int, float, float, str]] = []
 
-    def spent(devices: tuple[int, ...], share: str, start: int, end: int) -> None:
-        rows.extend((device, start / 1e9, end / 1e9, share) for device in devices)
+    def spent(devices: tuple[int, ...], share: Share, start: int, end: int) -> None:
+        rows.extend((device, start / 1e9, end / 1e9, share.value) for device in devices)
 
     tally = Tally(spent=spent)
     with run.events() as events:
         for event in events:
             tally.add(event)
     table = pd.DataFrame(rows, columns=["device", "start_s", "end_s", "share"])
-    if foreign := set(table["share"]) - set(SHARES):
-        raise InvalidRun(f"{run.id}: device time went to {', '.join(sorted(foreign))}, which is no share")
     return table.sort_values(["device", "start_s"], ignore_index=True)
 
 
@@ -257,23 +256,25 @@ def phases_table(run: Recorded) -> pd.DataFrame:
     since: dict[int, int] = {}
     with run.events() as events:
         for event in events:
-            shift: int = event.get("shift", -1)
-            if event["kind"] == "shift.began" and event["sources"]:
-                devices = {d for side in ("sources", "targets") for _, owned in event[side] for d in owned}
-                facts = {"source": _roles(event["sources"]), "target": _roles(event["targets"])}
-                under_way[shift] = ({"shift": shift, **facts, "devices": len(devices)}, [])
-                since[shift] = event["t"]
-            elif event["kind"] == "shift.phase" and shift in under_way:
-                facts, phases = under_way[shift]
-                seconds = (event["t"] - since[shift]) / 1e9
-                done = {"phase": event["phase"], "seconds": seconds, "bytes": event["bytes"]}
-                phases.append({**facts, **done})
-                since[shift] = event["t"]
-            elif event["kind"] == "shift.ended" and shift in under_way:
-                _, phases = under_way.pop(shift)
-                rows.extend(phases if event["ok"] else [])
+            if isinstance(event, ShiftBegan) and event.sources:
+                roles = {"source": _roles(event.sources), "target": _roles(event.targets)}
+                under_way[event.shift] = (
+                    {"shift": event.shift, **roles, "devices": len(devices_of(event))},
+                    [],
+                )
+                since[event.shift] = event.t_ns
+            elif isinstance(event, ShiftPhase) and event.shift in under_way:
+                facts, phases = under_way[event.shift]
+                seconds = (event.t_ns - since[event.shift]) / 1e9
+                phases.append(
+                    {**facts, "phase": event.phase.value, "seconds": seconds, "bytes": event.bytes_moved}
+                )
+                since[event.shift] = event.t_ns
+            elif isinstance(event, ShiftEnded) and event.shift in under_way:
+                _, phases = under_way.pop(event.shift)
+                rows.extend(phases if event.ok else [])
     return pd.DataFrame(rows, columns=["shift", "source", "target", "devices", "phase", "seconds", "bytes"])
 
 
-def _roles(placements: list[tuple[str, list[int]]]) -> str:
-    return "+".join(sorted({role for role, _ in placements})) or "none"
+def _roles(placements: Sequence[Placement]) -> str:
+    return "+".join(sorted({placement.role for placement in placements})) or "none"

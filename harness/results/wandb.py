@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from harness.errors import UnfitError, unknown
+from systems.events import RunBegan, encode
 from systems.machine import processes
 
 MODES = ("online", "offline", "disabled")
@@ -101,11 +102,11 @@ class Mirror:
         self._unsent = bytearray()
         self._gpus = 1
 
-    def begin(self, run: str, directory: Path, facts: Mapping[str, Any]) -> None:
+    def begin(self, run: str, directory: Path, facts: RunBegan) -> None:
         """Start the child. `facts` are the run's first event."""
         if self.mode == "disabled":
             return
-        self._gpus = facts["gpus"]
+        self._gpus = facts.gpus
         try:
             self._said = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `finish`
             self._child = subprocess.Popen(
@@ -115,7 +116,7 @@ class Mirror:
         except OSError:
             return
         os.set_blocking(self._pipe(), False)
-        config = {key: value for key, value in facts.items() if key != "floor"}
+        config = {name: value for name, value in encode(facts).items() if name not in ("t", "kind", "floor")}
         self._send({"init": {"mode": self.mode, "name": run, "dir": str(directory), "config": config}})
 
     def step(self, step: Mapping[str, Any]) -> None:

@@ -20,8 +20,8 @@ from systems.backends.base import Backend
 from systems.backends.sim.backend import SimBackend
 from systems.backends.sim.lengths import DrawnLengths
 from systems.backends.sim.training import CountingLearner
-from systems.clock import run_live, run_virtual
 from systems.costs.durations import ClusterDurations
+from systems.loop.clock import run_live, run_virtual
 from systems.pipeline import Workload
 from systems.types import Kind, Recipe
 from workloads.groups import ModelGroup

@@ -6,14 +6,14 @@ them. The file that comes with the project says which machine it was measured on
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 import workloads
 from harness.errors import UsageError
+from harness.inputs import read_toml
 from systems.costs.calibrated import FittedCluster, FittedServing, FittedTraining
 from systems.machine.files import replace_file
 from systems.types import SERVING, Role, Step
@@ -135,15 +135,4 @@ def _serving(fit: ServingFit, role: Role, group: ModelGroup) -> FittedServing:
 
 def load_calibration(path: Path | None) -> Calibration:
     """The file at `path`, or the one that comes with the project. Raises `UsageError`."""
-    path = path or SHIPPED
-    try:
-        raw: dict[str, Any] = tomllib.loads(path.read_text())
-        return Calibration.model_validate(raw)
-    except OSError as error:
-        raise UsageError(f"--calibration {path}: {error.strerror}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"--calibration {path}: {error}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise UsageError(f"--calibration {path}: {where}: {first['msg'].lower()}") from None
+    return read_toml(path or SHIPPED, Calibration, "--calibration")

@@ -37,7 +37,7 @@ from systems.backends.live.backend import LiveBackend
 from systems.backends.live.serving import LiveReplica
 from systems.backends.live.training import LiveTrainer, together
 from systems.batching import canonical_batch
-from systems.clock import now_ns, run_live
+from systems.loop.clock import now_ns, run_live
 from systems.pipeline import Workload
 from systems.rewards import reward_of
 from systems.types import Group, How, Lease, LeaseState, Placement, Prompt, Role, Sample, Segment, Shift, Step

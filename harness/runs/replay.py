@@ -16,20 +16,16 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from harness.errors import UsageError
-from harness.results.log import Event, Told, reading
+from harness.results.log import Told, reading
 from harness.results.record import RunDirectory
 from harness.results.summary import Tally
 from harness.runs.assemble import assemble, check_request
 from harness.runs.live_costs import Calibration
-from harness.runs.runner import drive, header, rarely_collected
+from harness.runs.runner import simulate
 from harness.runs.spec import RunSpec
-from systems.clock import run_virtual
+from systems.events import Decision, Event, SequenceDispatched, SequenceFinished
 from systems.policies import SYSTEMS
-from systems.types import (
-    Estimates,
-    Kind,
-    View,
-)
+from systems.types import Estimates, Kind, View
 from workloads.recorded import RecordedWorkload
 
 
@@ -110,13 +106,12 @@ def again(spec: RunSpec, events: Iterable[Event]) -> tuple[int, tuple[float, ...
     memory_type: TypeAdapter[Any] = TypeAdapter(type(policy.begin(layout)))
     decisions, differing = 0, []
     for event in events:
-        if event["kind"] == "decision":
+        if isinstance(event, Decision):
             decisions += 1
-            view = View.from_record(event["view"], layout, recipe)
-            plan, _ = policy.plan(view, memory_type.validate_python(event["memory"]))
-            placements = [[p.role, list(p.devices)] for p in plan.placements]
-            if [placements, plan.how, plan.why] != [event["placements"], event["how"], event["why"]]:
-                differing.append(event["t"] / 1e9)
+            view = View.from_record(event.view, layout, recipe)
+            plan, _ = policy.plan(view, memory_type.validate_python(event.memory))
+            if (plan.placements, plan.how, plan.why) != (event.placements, event.how, event.why):
+                differing.append(event.t_ns / 1e9)
     return decisions, tuple(differing)
 
 
@@ -127,28 +122,25 @@ def simulate_again(spec: RunSpec, events: list[Event]) -> list[Event]:
     """The events of the same run on the simulated cluster, with the recorded lengths."""
     parts = assemble(spec, _recorded(spec, events), _prior(spec, events))
     found: list[Event] = []
-    log = Told(found.append)
-    log.emit("run.began", 0, **header(spec, parts))
-    with rarely_collected():
-        run_virtual(drive(spec, parts, log))
+    simulate(spec, parts, Told(found.append))
     return found
 
 
 def _prior(spec: RunSpec, events: Iterable[Event]) -> Estimates | None:
     """What the planner really started from; for live runs, what their calibration says."""
-    first = next((event for event in events if event["kind"] == "decision"), None)
+    first = next((event for event in events if isinstance(event, Decision)), None)
     if spec.calibration is not None or first is None:
         return None
-    return Estimates.from_record(first["view"]["estimates"])
+    return Estimates.from_record(first.view["estimates"])
 
 
 def _recorded(spec: RunSpec, events: Iterable[Event]) -> RecordedWorkload:
     prompts: dict[int, int] = {}
     generated: dict[int, int] = {}
     for event in events:
-        if event["kind"] == "sequence.dispatched":
-            prompts[event["sequence"]] = event["context"] - event["resumed"]
-        elif event["kind"] == "sequence.finished":
-            generated[event["sequence"]] = event["tokens"]
+        if isinstance(event, SequenceDispatched):
+            prompts[event.sequence] = event.context_tokens - event.resumed_tokens
+        elif isinstance(event, SequenceFinished):
+            generated[event.sequence] = event.tokens
     recipe = spec.group.workload
     return RecordedWorkload(prompts, generated, recipe.samples, recipe.judge_calls)

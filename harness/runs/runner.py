@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import BenchError, InvalidRun, UnfitError
-from harness.results.log import EVENT_SCHEMA, EVENTS, EventLog, reading
+from harness.results.log import EVENTS, EventLog, reading
 from harness.results.record import RUNS, RunDirectory, reserve
 from harness.results.summary import Caps, Tally
 from harness.results.wandb import Mirror
@@ -28,13 +28,15 @@ from harness.runs.backends import BACKENDS
 from harness.runs.code import code_sha256
 from harness.runs.spec import RunSpec, cores
 from systems.backends.base import ClusterUnfit
-from systems.clock import NothingScheduled, begin_time, now_ns
+from systems.estimator import Estimator
+from systems.events import EVENT_SCHEMA, EventSink, RunBegan, RunEnded, RunStopped
+from systems.loop.clock import NothingScheduled, begin_time, now_ns, run_virtual
 from systems.machine.files import file_sha256
 from systems.pipeline import Pipeline
 from systems.policies import SYSTEMS
 from systems.runtime import Runtime
 from systems.staleness import Admission
-from systems.types import EventSink, Kind, NotFinite
+from systems.types import Kind, NotFinite
 
 SEAL_PATIENCE_S = 3.0  # a disk that is full for a moment may take the seal after all
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # signals that ask a run to end
@@ -71,7 +73,7 @@ def run(
     error: BaseException | None = None
     try:
         facts = header(spec, parts)
-        log.emit("run.began", 0, **facts)
+        log.emit(facts)
         with harmlessly():
             started(directory)
             if not measured:
@@ -79,7 +81,7 @@ def run(
         with rarely_collected():
             spec.on.clock(drive(spec, parts, log))
         weights = parts.learned.weights_sha256() if parts.learned else None
-        log.emit("run.ended", tally_end(tally), weights_sha256=weights)
+        log.emit(RunEnded(t_ns=tally_end(tally), weights_sha256=weights))
         if parts.learned:
             parts.learned.save(directory.path / "weights")
         check(directory.id, tally.summary())
@@ -211,9 +213,9 @@ def caps_of(spec: Mapping[str, Any]) -> Caps:
 async def drive(spec: RunSpec, parts: Parts, log: EventSink) -> None:
     """The one place where a pipeline meets a policy and a backend."""
     policy = SYSTEMS[spec.system]()
-    admission = Admission(parts.recipe)
-    runtime = Runtime(parts.layout, parts.recipe, policy, parts.backend, log, parts.prior, admission)
-    pipeline = Pipeline(parts.recipe, parts.workload, admission, runtime, log)
+    admission, estimator = Admission(parts.recipe), Estimator(parts.prior)
+    runtime = Runtime(parts.layout, parts.recipe, policy, parts.backend, log, admission, estimator)
+    pipeline = Pipeline(parts.recipe, parts.workload, admission, estimator, runtime, log)
     try:
         await parts.backend.prepare()
         begin_time()
@@ -221,7 +223,14 @@ async def drive(spec: RunSpec, parts: Parts, log: EventSink) -> None:
     finally:
         parts.backend.close()
         if not pipeline.finished:
-            log.emit("run.stopped", now_ns(), where=runtime.describe())
+            log.emit(RunStopped(t_ns=now_ns(), where=runtime.describe()))
+
+
+def simulate(spec: RunSpec, parts: Parts, log: EventSink) -> None:
+    """Drive a spec in virtual time, its first event included; nothing but `log` hears of it."""
+    log.emit(header(spec, parts))
+    with rarely_collected():
+        run_virtual(drive(spec, parts, log))
 
 
 def first_cause(error: BaseException) -> BaseException:
@@ -247,35 +256,33 @@ def tally_end(tally: Tally) -> int:
     return round(published_s * 1e9)
 
 
-def header(spec: RunSpec, parts: Parts) -> dict[str, Any]:
+def header(spec: RunSpec, parts: Parts) -> RunBegan:
     """The first event: what every later one is read with. Nothing of this moment, and of this machine
     only what measured numbers depend on."""
     group = spec.group
-    return {
-        "schema": EVENT_SCHEMA,
-        "kind_of_numbers": spec.kind,
-        "system": spec.system,
-        "model": group.name,
-        "policy": _model_name(spec, "policy"),
-        "judge": _model_name(spec, "judge"),
-        "seed": spec.seed,
-        "gpus": group.cluster.gpus,
-        "token_scale": parts.cost.token_scale,
-        "extrapolated": parts.cost.extrapolated,
-        "staleness_bound": spec.staleness,
-        "steps": spec.steps,
-        "samples_per_group": parts.recipe.samples,
-        "judge_calls": parts.recipe.judge_calls,
-        "publishing": parts.recipe.publishing,
-        "template": {role: parts.layout.template[role] for role in parts.layout.template},
-        "floor": asdict(parts.floor),
-        **(this_machine(spec) if spec.on.measured else {}),
-    }
-
-
-def this_machine(spec: RunSpec) -> dict[str, Any]:
-    """What a measured number depends on: devices that share cores are not comparable with others."""
-    return {"cores": cores(), "oversubscribed": spec.group.cluster.gpus > cores()}
+    return RunBegan(
+        t_ns=0,
+        schema=EVENT_SCHEMA,
+        kind_of_numbers=spec.kind,
+        system=spec.system,
+        model=group.name,
+        policy=_model_name(spec, "policy"),
+        judge=_model_name(spec, "judge"),
+        seed=spec.seed,
+        gpus=group.cluster.gpus,
+        token_scale=parts.cost.token_scale,
+        extrapolated=parts.cost.extrapolated,
+        staleness_bound=spec.staleness,
+        steps=spec.steps,
+        samples_per_group=parts.recipe.samples,
+        judge_calls=parts.recipe.judge_calls,
+        publishing=parts.recipe.publishing,
+        template={role: parts.layout.template[role] for role in parts.layout.template},
+        floor=asdict(parts.floor),
+        # What a measured number depends on: devices that share cores are not comparable with others.
+        cores=cores() if spec.on.measured else None,
+        oversubscribed=group.cluster.gpus > cores() if spec.on.measured else None,
+    )
 
 
 def _model_name(spec: RunSpec, which: str) -> str:

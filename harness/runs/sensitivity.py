@@ -9,9 +9,8 @@ from typing import Any
 from harness.results.log import Told
 from harness.results.summary import Tally
 from harness.runs.assemble import assemble
-from harness.runs.runner import drive, header, rarely_collected
+from harness.runs.runner import simulate
 from harness.runs.spec import RunSpec
-from systems.clock import run_virtual
 from workloads.groups import Costs
 
 FACTORS = (0.8, 1.2)
@@ -39,9 +38,7 @@ def variants(spec: RunSpec) -> Iterator[Variant]:
 
 def simulated(spec: RunSpec) -> dict[str, Any]:
     parts, tally = assemble(spec), Tally()
-    tally.add({"t": 0, "kind": "run.began", **header(spec, parts)})
-    with rarely_collected():
-        run_virtual(drive(spec, parts, Told(tally.add)))
+    simulate(spec, parts, Told(tally.add))
     return tally.summary()
 
 

@@ -30,16 +30,19 @@ NO_CONFIGS: dict[str, Path] = {}
 
 
 class RunSpec(BaseModel):
-    """A fully resolved request: equal specs make equal runs. It survives its JSON form."""
+    """A fully resolved request: equal specs make equal runs. It survives its JSON form.
+
+    A field that is None by default is not in that form when it is None: older specs do not have it.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     system: str
-    group: ModelGroup
     backend: str
     steps: int
     seed: int
     staleness: int
+    group: ModelGroup
     calibration: Calibration | None = None  # what live workers cost; the planner's prior
     trace: Trace | None = None  # lengths in place of priors
 
@@ -55,10 +58,7 @@ class RunSpec(BaseModel):
 
     def to_json(self) -> dict[str, Any]:
         """What a manifest keeps, and what its digests are of."""
-        given = self.model_dump(mode="json", exclude_none=False)
-        asked = ("system", "backend", "steps", "seed", "staleness", "group")
-        extras = {key: given[key] for key in ("calibration", "trace") if given[key] is not None}
-        return {**{key: given[key] for key in asked}, **extras}
+        return {key: value for key, value in self.model_dump(mode="json").items() if value is not None}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> RunSpec:

@@ -14,7 +14,6 @@ over workloads, because a replicate is a run and a workload is not a draw from a
 from __future__ import annotations
 
 import shlex
-import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -22,9 +21,10 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from harness.errors import BenchError, InvalidRun, UsageError, unknown
+from harness.inputs import read_toml
 from harness.results.record import RunDirectory
 from harness.results.tables import Recorded
 from harness.studies.compare import METRICS, Contrast, compare
@@ -114,18 +114,7 @@ class Row:
 
 def read_claims(path: Path = CLAIMS) -> ClaimsFile:
     """Raises `UsageError` naming file and key."""
-    try:
-        file = ClaimsFile.model_validate(tomllib.loads(path.read_text()))
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path}: {error}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise UsageError(f"{path}: {where}: {first['msg'].lower()}") from None
+    file = read_toml(path, ClaimsFile)
     for claim in file.claim:
         if claim.ratio is not None and claim.ratio.metric not in METRICS:
             raise UsageError(f"{path}: {claim.id}: {unknown('metric', claim.ratio.metric, METRICS)}")

@@ -24,7 +24,6 @@ import hashlib
 import itertools
 import json
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,6 +34,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 import workloads
 from harness.errors import BenchError, UsageError, unknown
+from harness.inputs import parsed
 from harness.runs.assemble import check_request
 from harness.runs.backends import BACKENDS
 from harness.runs.spec import RunSpec, check_seed, resolve
@@ -134,11 +134,7 @@ def load_suite(name: str) -> Suite:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: {error}") from None
     try:
-        file = SuiteFile.model_validate(_flat(tomllib.loads(source.text)))
-    except tomllib.TOMLDecodeError as error:
-        found = re.search(r" \(at line (\d+), column \d+\)$", str(error))
-        line = f":{found.group(1)}" if found else ""
-        raise UsageError(f"{path}{line}: {str(error)[: found.start() if found else None].lower()}") from None
+        file = SuiteFile.model_validate(_flat(parsed(source.text, str(path))))
     except ValidationError as error:
         source.refuse_first(error)
     if repeated := [seed for seed, times in Counter(file.seeds).items() if times > 1]:

@@ -38,7 +38,8 @@ from harness.runs.spec import RunSpec, cores, resolve, with_gpus
 from harness.runs.tiny_models import PACKAGE, policy_sampler
 from systems.backends.live.store import ParameterStore, floats, layout_of
 from systems.backends.live.training import together
-from systems.clock import run_live
+from systems.estimator import Estimator
+from systems.loop.clock import run_live
 from systems.model.engine import Engine, Request
 from systems.model.serving import ServingModel
 from systems.model.weights import load_model, to_standard
@@ -115,8 +116,8 @@ class RolloutBench:
         found: list[dict[str, float]] = []
         await parts.backend.prepare()
         runtime = Runtime(
-            parts.layout, parts.recipe, OneRollout(), parts.backend, MemoryLog(), parts.prior,
-            Admission(parts.recipe),
+            parts.layout, parts.recipe, OneRollout(), parts.backend, MemoryLog(),
+            Admission(parts.recipe), Estimator(parts.prior),
         )  # fmt: skip
         async with runtime:
             for number in range(count):

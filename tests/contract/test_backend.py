@@ -12,7 +12,7 @@ import pytest
 from harness.runs.assemble import assemble
 from systems.backends.base import Finished, TokenChunk, WorkerLost, work_of
 from systems.batching import canonical_batch
-from systems.clock import WallClockLoop, now_ns, run_virtual
+from systems.loop.clock import WallClockLoop, now_ns, run_virtual
 from systems.pipeline import Workload
 from systems.rewards import Outcome
 from systems.types import (

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from harness.results.summary import Tally
 from harness.runs.assemble import assemble
-from harness.runs.runner import drive, header
+from harness.runs.runner import simulate
 from harness.runs.spec import resolve
-from systems.clock import run_virtual
 from tests.conftest import MemoryLog
 
 pytest.importorskip("torch")
@@ -27,12 +25,9 @@ def final(
         settings=settings,
     )  # fmt: skip
     parts = assemble(spec)
-    log, tally = MemoryLog(), Tally()
-    log.emit("run.began", 0, **header(spec, parts))
-    run_virtual(drive(spec, parts, log))
-    for event in log.events:
-        tally.add(event)
-    summary = tally.summary()
+    log = MemoryLog()
+    simulate(spec, parts, log)
+    summary = log.tally().summary()
     assert parts.learned is not None
     accuracy = [step["true_accuracy"] for step in summary["steps"]]
     return parts.learned.weights_sha256(), summary["migrations"], summary["device_losses"], accuracy
@@ -78,9 +73,6 @@ def final_at_default_staleness(model: str) -> list[float]:
         system="pivot", model=model, backend="cosim", steps=20, seed=0, staleness=None, gpus=None, settings=()
     )
     parts = assemble(spec)
-    log, tally = MemoryLog(), Tally()
-    log.emit("run.began", 0, **header(spec, parts))
-    run_virtual(drive(spec, parts, log))
-    for event in log.events:
-        tally.add(event)
-    return [step["true_accuracy"] for step in tally.summary()["steps"]]
+    log = MemoryLog()
+    simulate(spec, parts, log)
+    return [step["true_accuracy"] for step in log.tally().summary()["steps"]]

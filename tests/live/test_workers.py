@@ -22,7 +22,7 @@ from harness.results.summary import Tally
 from harness.runs.assemble import assemble
 from harness.runs.runner import drive, header, run
 from harness.runs.spec import RunSpec, resolve
-from systems.clock import run_live, run_virtual
+from systems.loop.clock import run_live, run_virtual
 from systems.policies import SYSTEMS
 from tests.conftest import MemoryLog
 
@@ -47,8 +47,8 @@ def spec_of(
 def final(spec: RunSpec, disturb: Callable[[LocalCluster], None] = lambda _: None) -> tuple[str, Tally]:
     """Weights digest and tally of a run; `disturb` is called with its workers when its time begins."""
     parts = assemble(spec)
-    log, tally = MemoryLog(), Tally()
-    log.emit("run.began", 0, **header(spec, parts))
+    log = MemoryLog()
+    log.emit(header(spec, parts))
     if spec.backend == "live":
         start = parts.backend.start
 
@@ -60,10 +60,8 @@ def final(spec: RunSpec, disturb: Callable[[LocalCluster], None] = lambda _: Non
         run_live(drive(spec, parts, log))
     else:
         run_virtual(drive(spec, parts, log))
-    for event in log.events:
-        tally.add(event)
     assert parts.learned is not None
-    return parts.learned.weights_sha256(), tally
+    return parts.learned.weights_sha256(), log.tally()
 
 
 def reference(model: str, steps: int = 2, settings: tuple[str, ...] = QUICK) -> str:
@@ -79,7 +77,7 @@ def reference(model: str, steps: int = 2, settings: tuple[str, ...] = QUICK) -> 
 def test_live_weights_are_those_of_cosimulation(system: str, model: str, gpus: int) -> None:
     digest, tally = final(spec_of(system, model, gpus))
     assert digest == reference(model)
-    assert tally.began["kind_of_numbers"] == "measured"
+    assert tally.began.kind_of_numbers == "measured"
 
 
 @pytest.mark.slow

@@ -11,10 +11,11 @@ import pytest
 
 from harness.runs.assemble import Parts, assemble
 from systems.backends.base import TrainingWorker, WorkerLost
-from systems.clock import now_ns, run_virtual
+from systems.estimator import SMOOTHING, Estimator
+from systems.loop.clock import now_ns, run_virtual
 from systems.pipeline import Pipeline
 from systems.policies import SYSTEMS
-from systems.runtime import SMOOTHING, Runtime
+from systems.runtime import Runtime
 from systems.serving import Deadlines
 from systems.staleness import Admission
 from systems.types import (
@@ -71,14 +72,14 @@ class Stage:
             self.policy,
             parts.backend,
             self.log,
-            parts.prior,
             Admission(parts.recipe),
+            Estimator(parts.prior),
             deadlines,
         )
 
     def want(self, *placements: tuple[Role, tuple[int, ...]]) -> None:
         self.policy.wanted = place(*placements)
-        self.runtime._wake.set()
+        self.runtime.turn.now()
 
     def submit(self, count: int, role: Role = ROLLOUT) -> list[Sequence]:
         made = []
@@ -155,7 +156,7 @@ def test_nobody_trains_on_a_unit_that_is_leaving() -> None:
 def test_what_a_shift_costs_is_learned_without_its_drain() -> None:
     async def main(stage: Stage) -> None:
         prior = stage.parts.prior.shift_s
-        assert stage.runtime.estimates.shift_s == prior, "first placements are not shifts"
+        assert stage.runtime.estimator.now.shift_s == prior, "first placements are not shifts"
         async with stage.runtime.training_unit():
             stage.want((ROLLOUT, (0,)), (REWARD, (4,)))
             await asyncio.sleep(500)
@@ -165,7 +166,7 @@ def test_what_a_shift_costs_is_learned_without_its_drain() -> None:
             "shift.phase", shift=shift, phase="drain"
         )
         assert 0 < took < 30
-        assert stage.runtime.estimates.shift_s == pytest.approx(prior + SMOOTHING * (took - prior))
+        assert stage.runtime.estimator.now.shift_s == pytest.approx(prior + SMOOTHING * (took - prior))
 
     play(main, (TRAIN, (0, 1)), (REWARD, (4,)))
 
@@ -175,12 +176,12 @@ def test_a_shift_whose_source_was_lost_before_it_began_fails() -> None:
 
     async def main(stage: Stage) -> None:
         loop, runtime = asyncio.get_running_loop(), stage.runtime
-        unit = next(lease for lease in runtime._leases.values() if lease.role is TRAIN)
+        unit = next(lease for lease in runtime._leases.live.values() if lease.role is TRAIN)
         lost = WorkerLost((0, 1), "lost at this very moment")
 
         def lose_before_the_shift_begins() -> None:
             stage.policy.then = lambda: None
-            loop.call_soon(runtime._lost, unit, lost)
+            loop.call_soon(runtime._lose_trainer, unit, lost)
 
         stage.policy.then = lose_before_the_shift_begins
         stage.want((TRAIN, (2, 3)), (REWARD, (4,)))
@@ -197,13 +198,13 @@ def test_what_did_not_drain_for_a_shift_that_failed_goes_on() -> None:
 
     async def main(stage: Stage) -> None:
         loop, runtime = asyncio.get_running_loop(), stage.runtime
-        unit = next(lease for lease in runtime._leases.values() if lease.role is TRAIN)
-        replica = next(lease for lease in runtime._leases.values() if lease.placement.devices == (2,))
+        unit = next(lease for lease in runtime._leases.live.values() if lease.role is TRAIN)
+        replica = next(lease for lease in runtime._leases.live.values() if lease.placement.devices == (2,))
         states: list[LeaseState] = []
 
         def lose_before_the_shift_begins() -> None:
             stage.policy.then = lambda: states.append(replica.state)
-            loop.call_soon(runtime._lost, unit, WorkerLost((0, 1), "lost at this very moment"))
+            loop.call_soon(runtime._lose_trainer, unit, WorkerLost((0, 1), "lost at this very moment"))
 
         stage.policy.then = lose_before_the_shift_begins
         stage.want((TRAIN, (2, 3)), (REWARD, (4,)))
@@ -265,7 +266,7 @@ def test_the_policy_is_woken_at_the_time_that_it_asked_for() -> None:
             return replace(plan, revisit_ns=view.now_ns + 7_000_000_000), kept
 
         stage.policy.plan = later  # type: ignore[method-assign]
-        stage.runtime._wake.set()
+        stage.runtime.turn.now()
         began = now_ns()
         await asyncio.sleep(22)
         moments = [(view.now_ns - began) / 1e9 for view in stage.policy.views[seen:]]
@@ -304,13 +305,13 @@ def test_a_training_unit_that_does_not_answer_is_lost_with_all_of_its_devices() 
     parts.backend.training = training  # type: ignore[method-assign]
 
     async def drive() -> None:
-        policy, admission = SYSTEMS[spec.system](), Admission(parts.recipe)
+        policy, admission, estimator = SYSTEMS[spec.system](), Admission(parts.recipe), Estimator(parts.prior)
         runtime = Runtime(
-            parts.layout, parts.recipe, policy, parts.backend, log, parts.prior, admission,
+            parts.layout, parts.recipe, policy, parts.backend, log, admission, estimator,
             Deadlines(train_s=1000.0),
         )  # fmt: skip
         async with asyncio.timeout(1e6):
-            await Pipeline(parts.recipe, parts.workload, admission, runtime, log).run()
+            await Pipeline(parts.recipe, parts.workload, admission, estimator, runtime, log).run()
 
     run_virtual(drive())
     unit = list(made[0].placement.devices)

@@ -1,14 +1,18 @@
 """The shape of the house: who may import whom, and who may know a system's name."""
 
+import ast
+import dataclasses
 import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from systems.policies import ALIASES, SYSTEMS
+from systems.types import Group, Lease, Sample, Sequence
 
 ROOT = Path(__file__).parents[2]
 CODE = [
@@ -58,6 +62,41 @@ def test_control_code_has_no_clock_and_no_global_randomness(path: Path) -> None:
         return
     forbidden = re.compile(r"\b(time\.(time|monotonic|perf_counter|sleep)|random\.(random|choice|shuffle)\()")
     assert not forbidden.search(path.read_text())
+
+
+MUTABLE = (Group, Sample, Sequence, Lease)
+CHANGING = {"append", "appendleft", "extend", "insert", "pop", "remove", "clear", "update", "setdefault"}
+
+
+def _changed(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and name of every attribute that is assigned to, or whose content is; not those of one's own."""
+    for node in ast.walk(tree):
+        targets: list[ast.expr] = []
+        if isinstance(node, ast.Assign | ast.Delete):
+            targets = node.targets
+        elif isinstance(node, ast.AugAssign | ast.AnnAssign):
+            targets = [node.target]
+        elif (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGING
+        ):
+            targets = [node.func.value]
+        for target in targets:
+            for one in target.elts if isinstance(target, ast.Tuple) else [target]:
+                while isinstance(one, ast.Subscript):
+                    one = one.value
+                if isinstance(one, ast.Attribute) and ast.unparse(one.value) not in ("self", "self._demand"):
+                    yield node.lineno, one.attr
+
+
+def test_only_lifecycle_changes_the_mutable_types() -> None:
+    """In the control plane, that is: fields of workers have names like these."""
+    names = {field.name for cls in MUTABLE for field in dataclasses.fields(cls)}
+    found = {}
+    for path in sorted((ROOT / "systems").glob("*.py")):
+        lines = {line for line, name in _changed(ast.parse(path.read_text())) if name in names}
+        if lines:
+            found[path.name] = sorted(lines)
+    assert set(found) == {"lifecycle.py"}, found
 
 
 def test_help_loads_nothing_heavy() -> None:

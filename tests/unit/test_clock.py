@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from systems.clock import NothingScheduled, begin_time, now_ns, run_live, run_virtual
+from systems.loop.clock import NothingScheduled, begin_time, now_ns, run_live, run_virtual
 
 
 def test_time_jumps_to_the_next_timer_exactly() -> None:

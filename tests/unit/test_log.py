@@ -27,6 +27,7 @@ from harness.runs.code import code_sha256, deciding_files, files_sha256, reachab
 from harness.runs.replay import replay
 from harness.runs.runner import recompute, run
 from harness.runs.spec import resolve
+from systems.events import DeviceBack, Event, RunEnded, VersionPublished, decode
 from systems.machine.files import file_sha256, replace_file, write_all
 from tests.conftest import SMALL, small_spec
 
@@ -408,7 +409,7 @@ def test_a_write_that_is_interrupted_leaves_a_broken_log(tmp_path: Path) -> None
     log = EventLog(tmp_path / "events.jsonl", lambda event: None)
     log._file = Interrupted(log._file, lambda write: False)  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
-        log.emit("version.published", 0, version=1)
+        log.emit(VersionPublished(t_ns=0, version=1, stats=()))
     assert log.broken
     log.close()
     assert (tmp_path / "events.jsonl").stat().st_size == 10, "nothing stands behind the hole"
@@ -456,19 +457,19 @@ def summary_or_error(log: Path) -> dict[str, Any] | str:
 
 def test_a_hole_is_named_by_its_line(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    path.write_bytes(b'{"t":0,"kind":"a"}\n{"t":0,"ki\0\0\n{"t":0,"kind":"b"}\n')
+    path.write_bytes(b'{"t":0,"kind":"device.back","device":0}\n{"t":0,"ki\0\0\n{"t":0,"kind":"b"}\n')
     with pytest.raises(InvalidRun, match=r"events.jsonl:2: the log has a hole"), reading(path) as events:
         list(events)
-    path.write_bytes(b'{"t":0,"kind":"a"}\n[1]\n')
+    path.write_bytes(b'{"t":0,"kind":"device.back","device":0}\n[1]\n')
     with pytest.raises(InvalidRun, match=r"events.jsonl:2: .*not an event"), reading(path) as events:
         list(events)
 
 
 def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    path.write_bytes(b'{"t":0,"kind":"a"}\n{"t":0,"ki')
+    path.write_bytes(b'{"t":0,"kind":"device.back","device":0}\n{"t":0,"ki')
     with reading(path) as events:
-        assert [event["kind"] for event in events] == ["a"]
+        assert [event.kind for event in events] == ["device.back"]
 
 
 # ------------------------------------------------------------------------------- who lives
@@ -495,17 +496,17 @@ def test_runs_of_one_second_do_not_share_a_directory(tmp_path: Path) -> None:
 
 
 def test_a_log_is_hashed_as_it_is_written(tmp_path: Path) -> None:
-    seen: list[dict[str, Any]] = []
+    seen: list[Event] = []
     log = EventLog(tmp_path / "events.jsonl", seen.append)
-    log.emit("run.began", 0, a=1)
-    log.emit("version.published", 5, version=1)
+    log.emit(DeviceBack(t_ns=0, device=1))
+    log.emit(VersionPublished(t_ns=5, version=1, stats=({"loss": 0.5},)))
     assert (tmp_path / "events.jsonl").read_bytes().count(b"\n") == 2, "an RL step is on the disk at once"
-    log.emit("run.ended", 9)
+    log.emit(RunEnded(t_ns=9, weights_sha256=None))
     log.close()
     log.close()
     content = (tmp_path / "events.jsonl").read_bytes()
     assert hashlib.sha256(content).hexdigest() == log.sha256
-    assert [orjson.loads(line) for line in content.splitlines()] == seen
+    assert [decode(orjson.loads(line)) for line in content.splitlines()] == seen
     with (tmp_path / "events.jsonl").open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody holds it any more
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from harness.results.summary import Caps, Tally
+from systems.events import decode
 from systems.types import Role
 
 S = 1_000_000_000  # nanoseconds
@@ -30,12 +31,13 @@ class Written:
         facts = {
             "kind_of_numbers": "simulated", "system": "x", "model": "m", "policy": "p", "judge": "j",
             "seed": 0, "gpus": 4, "staleness_bound": 2, "token_scale": 1, "samples_per_group": 2,
-            "judge_calls": 1, "floor": FLOOR,
+            "judge_calls": 1, "floor": FLOOR, "schema": 1, "extrapolated": False, "steps": 1,
+            "publishing": "interrupt", "template": {},
         }  # fmt: skip
         self.add(0, "run.began", **{**facts, **began})
 
     def add(self, at_s: float, kind: str, **fields: Any) -> None:
-        self.tally.add({"t": round(at_s * S), "kind": kind, **fields})
+        self.tally.add(decode({"t": round(at_s * S), "kind": kind, **fields}))
 
     def lease(self, at_s: float, lease: int, role: str, state: str, *devices: int) -> None:
         self.add(at_s, "lease", lease=lease, role=role, state=state, devices=list(devices))

@@ -11,11 +11,11 @@ import pytest
 from harness.fit.shifts import PHASES, fit_shifts, held_out_shifts, quoted
 from harness.runs.assemble import assemble
 from harness.runs.costs import modelled
-from systems.clock import now_ns, run_virtual
 from systems.costs import cost as shipped
 from systems.costs.cost import ClusterCost, TrainingCost, forward_flops, seconds_a_flop
 from systems.costs.hardware import load_hardware
 from systems.costs.kernels import coefficients
+from systems.loop.clock import now_ns, run_virtual
 from systems.types import NS_PER_S, How, Placement, Role, Shift
 from tests.conftest import small_spec
 from workloads.groups import architecture, load_group

@@ -10,7 +10,7 @@ from systems.backends.base import Finished, TokenChunk, Work, WorkerLoad, Worker
 from systems.backends.live import wire
 from systems.backends.live.cluster import Worker
 from systems.backends.live.store import ParameterStore
-from systems.mailbox import Mailbox
+from systems.loop.mailbox import Mailbox
 
 POLICY = "policy"  # its name in the store
 

@@ -13,9 +13,9 @@ from systems.backends.base import Finished, TokenChunk, Work, WorkerLoad, Worker
 from systems.backends.sim.lengths import LengthSource
 from systems.backends.sim.lifeline import Lifeline
 from systems.backends.sim.replica import Arrival, Replica
-from systems.clock import now_ns, to_ns
 from systems.costs.durations import ServingDurations
-from systems.mailbox import Mailbox
+from systems.loop.clock import now_ns, to_ns
+from systems.loop.mailbox import Mailbox
 from systems.types import NS_PER_S, Role
 
 STREAM_TOKENS = 16  # a live worker streams about this often; a simulated loss keeps whole chunks only
