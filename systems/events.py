@@ -160,6 +160,7 @@ class RunBegan(Event):
     floor: dict[str, Any]  # what the lower bound is computed from
     cores: int | None = None  # of this machine, and whether workers share them: measured runs only
     oversubscribed: bool | None = None
+    machine: str | None = None  # which plausible machine, as in "3 of 16"; None: the nominal one
 
 
 @_event("run.ended")

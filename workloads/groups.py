@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from systems.costs.architecture import Architecture
+from systems.costs.cost import Sync
 from systems.types import Publishing
 
 HERE = Path(__file__).parent
@@ -44,6 +45,8 @@ class Pair(Table):
     policy_tp: Count
     judge_tp: Count
     train_stages: Count = 1  # of a training pipeline (1: sharded data parallelism)
+    # How unevenly experts are chosen: the i-th most popular one as often as i^-skew says. 0: evenly, assumed.
+    routing_skew: Annotated[float, Field(ge=0, le=4)] = 0.0
 
 
 class Cluster(Table):
@@ -54,9 +57,17 @@ class Cluster(Table):
     rollout: Share
     reward: Share
     hardware: str = "h20"
+    engine: str = "vllm-0.12"  # version of the serving engine, from `systems/costs/engines.toml`
     gpus_per_node: Count = 8
     max_running: Running = 256  # sequences a replica decodes together (vLLM: up to 1024 on large devices)
     token_scale: Count = 1
+    sync: Sync = Sync.STORE  # how a new version gets to the replicas
+
+
+class Memory(Table):
+    """How much of a device's memory an engine may take."""
+
+    share: Annotated[float, Field(gt=0, le=0.99)] = 0.90
 
 
 class Costs(Table):
@@ -143,6 +154,7 @@ class ModelGroup(Table):
     description: str
     pair: Pair
     cluster: Cluster
+    memory: Memory = Memory()
     costs: Costs = Costs()
     workload: Workload = Workload()
     lengths: Lengths = Lengths()
@@ -169,6 +181,11 @@ def real_positions(directory: str) -> int:
     """Positions that a real model (a directory of this package) was made with."""
     config: dict[str, int] = json.loads((HERE / directory / "config.json").read_text())
     return config["max_position_embeddings"]
+
+
+def architecture_names() -> list[str]:
+    """Public models whose shapes are known."""
+    return list(tomllib.loads((HERE / "architectures.toml").read_text()))
 
 
 def architecture(name: str) -> Architecture:

@@ -59,10 +59,13 @@ class SyntheticWorkload:
 
     def _draw(self, group: int) -> tuple[int, list[int], list[list[int]]]:
         rng = random.Random(f"{self._seed}/lengths/{group}")
+        judged: list[int] = []
         if self._trace is not None:
-            prompt, responses = self._trace.draw(rng, self._samples)
+            prompt, responses, judged = self._trace.draw(rng, self._samples, group // self._prompts)
         else:
             prompt, responses = self._prompt(rng), self._responses(rng, group)
+        if judged:
+            return prompt, responses, [[length] * self._calls for length in judged]
         return prompt, responses, [[self._judge(rng, r) for _ in range(self._calls)] for r in responses]
 
     def _prompt(self, rng: random.Random) -> int:

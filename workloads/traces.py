@@ -1,128 +1,179 @@
-"""Length traces: measured lengths in place of priors, from CSV, Parquet or JSONL.
+"""Length traces: measured lengths in place of priors.
 
-A trace has a row a request (`output_tokens`, perhaps `input_tokens`), or a histogram (`output_tokens` with
-`probability`). Common other names of the columns are understood. Rows are drawn at random: a trace says
-nothing about groups, so difficulty is not shared in one.
+A trace has a row a request, or a histogram (`output_tokens` with `probability`); `trace_files.py` says which
+files and columns. What a trace says is honoured: rows of one `group_id` are a group, so its difficulty is
+shared; rows of the k-th `step` are drawn for the k-th RL step, and those of the last one from then on;
+judgements are as long as a row says. Where it says nothing, rows are drawn at random, and judgements come
+from the prior.
+
+Requests that failed, and responses without a token, are left out and counted, or refused.
 """
 
 from __future__ import annotations
 
 import bisect
 import hashlib
+import math
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-NAMES = {
-    "output_tokens": (
-        "output_tokens",
-        "output_length",
-        "response_tokens",
-        "output_toks",
-        "completion_tokens",
-    ),
-    "input_tokens": ("input_tokens", "input_length", "prompt_tokens", "input_toks"),
-    "probability": ("probability",),
-}
+from workloads.trace_files import CHARACTERS_A_TOKEN, Request, TraceError, parts_of, read_requests
+
+__all__ = ["Trace", "TraceError", "read_trace"]
+
 LARGEST = 10_000_000  # tokens; anything longer is a mistake
 USUAL_PROMPT = 200  # where a trace has no inputs
 
 
-class TraceError(ValueError):
-    """A trace that cannot be used; one line with file, row and field."""
-
-
 @dataclass(frozen=True)
 class Trace:
-    """Rows to draw from, with the cumulative weight of each."""
+    """Rows to draw from, with the cumulative weight of each. Empty `judges`, `groups`, `steps`: not said."""
 
     file: str
     sha256: str
     outputs: tuple[int, ...]
     inputs: tuple[int, ...]
     weights: tuple[float, ...]  # cumulative
+    judges: tuple[int, ...] = ()
+    groups: tuple[int, ...] = ()  # numbers from 0, in the order of the file
+    steps: tuple[int, ...] = ()  # numbers from 0, in the order of their own numbers
+    dropped: int = 0  # rows that failed, or had no response
+    note: str = ""  # what a reader must know of its lengths
 
-    def draw(self, rng: random.Random, samples: int) -> tuple[int, list[int]]:
-        """(prompt length, lengths of `samples` responses)."""
-        rows = [self._row(rng) for _ in range(samples)]
-        return self.inputs[rows[0]], [self.outputs[row] for row in rows]
+    def describe(self) -> str:
+        """What is taken from it, in one line."""
+        said = [f"{len(self.outputs)} rows"]
+        if self.groups:
+            said.append(f"{max(self.groups) + 1} groups")
+        if self.steps:
+            said.append(f"{max(self.steps) + 1} steps")
+        said.append("judgements from the trace" if self.judges else "judgements from the prior")
+        if self.dropped:
+            said.append(f"{self.dropped} rows that failed or have no response are left out")
+        return ", ".join([*said, self.note] if self.note else said)
 
-    def _row(self, rng: random.Random) -> int:
+    def draw(self, rng: random.Random, samples: int, step: int = 0) -> tuple[int, list[int], list[int]]:
+        """(prompt length, lengths of `samples` responses, those of their judgements or nothing)."""
+        rows = self._rows(rng, samples, step)
+        judges = [self.judges[row] for row in rows] if self.judges else []
+        return self.inputs[rows[0]], [self.outputs[row] for row in rows], judges
+
+    def _rows(self, rng: random.Random, samples: int, step: int) -> list[int]:
+        if not self.groups and not self.steps:
+            return [self._any(rng) for _ in range(samples)]
+        of_step = self._by_step[min(step, len(self._by_step) - 1)]
+        if not self.groups:
+            return [rng.choice(of_step) for _ in range(samples)]
+        group = self._of_group(of_step)[rng.randrange(len(self._of_group(of_step)))]
+        if len(group) >= samples:
+            return rng.sample(group, samples)
+        return [rng.choice(group) for _ in range(samples)]
+
+    def _any(self, rng: random.Random) -> int:
         return min(bisect.bisect_right(self.weights, rng.random() * self.weights[-1]), len(self.outputs) - 1)
 
+    @cached_property
+    def _by_step(self) -> list[tuple[int, ...]]:
+        rows = range(len(self.outputs))
+        if not self.steps:
+            return [tuple(rows)]
+        return [tuple(row for row in rows if self.steps[row] == one) for one in range(max(self.steps) + 1)]
 
-def read_trace(path: Path) -> Trace:
-    """Raises `TraceError`."""
-    rows = _rows(path)
-    outputs = _column(path, rows, "output_tokens", needed=True)
-    inputs = _column(path, rows, "input_tokens", needed=False) or [USUAL_PROMPT] * len(outputs)
-    weights = _weights(path, rows)
-    sha = hashlib.sha256(path.read_bytes()).hexdigest()
-    return Trace(path.name, sha, tuple(outputs), tuple(inputs), tuple(accumulate(weights)))
+    def _of_group(self, rows: tuple[int, ...]) -> list[list[int]]:
+        """The groups among the rows of a step, which its first row stands for."""
+        if rows[0] not in self._grouped:
+            groups: dict[int, list[int]] = {}
+            for row in rows:
+                groups.setdefault(self.groups[row], []).append(row)
+            self._grouped[rows[0]] = list(groups.values())
+        return self._grouped[rows[0]]
+
+    @cached_property
+    def _grouped(self) -> dict[int, list[list[int]]]:
+        return {}
 
 
-def _rows(path: Path) -> Any:
-    import pandas as pd
-
-    readers: dict[str, Callable[[Path], Any]] = {
-        ".csv": pd.read_csv,
-        ".parquet": pd.read_parquet,
-        ".jsonl": _read_jsonl,
+def read_trace(path: Path, refuse_failed: bool = False) -> Trace:
+    """Raises `TraceError`; with `refuse_failed` also for a request that failed or has no response."""
+    found = read_requests(path)
+    kept, dropped = [], 0
+    for request in found.rows:
+        length = _number(path, request, "output_tokens", request.lengths["output_tokens"])
+        if request.failed or length == 0:
+            if refuse_failed:
+                why = "the request failed" if request.failed else "the response has no token"
+                raise TraceError(
+                    f"{path}: row {request.row}: {why} (--trace-failed drop leaves such rows out)"
+                )
+            dropped += 1
+            continue
+        kept.append(request)
+    if not kept:
+        raise TraceError(f"{path}: all {dropped} requests failed or have no response")
+    columns = {
+        field: [_length(path, request, field) for request in kept]
+        for field in ("output_tokens", "input_tokens", "judge_tokens")
+        if any(request.lengths.get(field) is not None for request in kept)
     }
-    reader = readers.get(path.suffix)
-    if reader is None:
-        raise TraceError(f"{path}: a trace is one of {', '.join(readers)}")
+    weights = [_weight(path, request) for request in kept]
+    if sum(weights) <= 0:
+        raise TraceError(f"{path}: probability adds up to {sum(weights):g}")
+    estimated = f"{', '.join(found.estimated)} estimated: {CHARACTERS_A_TOKEN} characters a token"
+    return Trace(
+        path.name,
+        hashlib.sha256(b"".join(part.read_bytes() for part in parts_of(path))).hexdigest(),
+        tuple(columns["output_tokens"]),
+        tuple(columns.get("input_tokens", [USUAL_PROMPT] * len(kept))),
+        tuple(accumulate(weights)),
+        tuple(columns.get("judge_tokens", ())),
+        _numbered(path, kept, "group_id", [request.group for request in kept]),
+        _numbered(path, kept, "step", [request.step for request in kept]),
+        dropped,
+        estimated if found.estimated else "",
+    )
+
+
+def _numbered(path: Path, kept: list[Request], field: str, values: list[Any]) -> tuple[int, ...]:
+    """Numbers from 0: groups in the order of the file, steps in their own. Nothing where no row has any."""
+    known = [value for value in dict.fromkeys(values) if value is not None]
+    if not known:
+        return ()
+    if None in values:
+        raise TraceError(f"{path}: row {kept[values.index(None)].row}: has no {field}, and others have")
+    order = {value: number for number, value in enumerate(sorted(known) if field == "step" else known)}
+    return tuple(order[value] for value in values)
+
+
+def _number(path: Path, request: Request, field: str, value: object) -> float:
     try:
-        rows = reader(path)
-    except OSError as error:
-        raise TraceError(f"{path}: {error.strerror or error}") from None
-    except ValueError as error:  # pandas and pyarrow: not what the ending says
-        raise TraceError(f"{path}: {str(error).splitlines()[0]}") from None
-    if rows.empty:
-        raise TraceError(f"{path}: has no rows")
-    return rows
+        if isinstance(value, bool) or value is None or value == "":
+            raise ValueError
+        number = float(value)  # type: ignore[arg-type]
+        if math.isnan(number):
+            raise ValueError
+    except (TypeError, ValueError):
+        raise TraceError(f"{path}: row {request.row}: {field} is {value!r}, not a length") from None
+    return number
 
 
-def _read_jsonl(path: Path) -> Any:
-    import pandas as pd
-
-    return pd.read_json(path, lines=True)
-
-
-def _find(rows: Any, field: str) -> str | None:
-    return next((name for name in NAMES[field] if name in rows.columns), None)
-
-
-def _column(path: Path, rows: Any, field: str, needed: bool) -> list[int]:
-    name = _find(rows, field)
-    if name is None:
-        if needed:
-            raise TraceError(f"{path}: no column '{field}' (it has {', '.join(map(str, rows.columns))})")
-        return []
-    found = []
-    for number, value in enumerate(rows[name].tolist(), start=1):
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-            raise TraceError(f"{path}: row {number}: {name} is {value!r}, not a length")
-        if not 1 <= value <= LARGEST:
-            if value == 0 and field == "input_tokens":
-                value = 1
-            else:
-                raise TraceError(f"{path}: row {number}: {name} is {value:g}; lengths are 1 to {LARGEST}")
-        found.append(round(value))
-    return found
+def _length(path: Path, request: Request, field: str) -> int:
+    number = _number(path, request, field, request.lengths.get(field))
+    if number == 0 and field != "output_tokens":
+        return 1
+    if not 1 <= number <= LARGEST:
+        raise TraceError(f"{path}: row {request.row}: {field} is {number:g}; lengths are 1 to {LARGEST}")
+    return round(number)
 
 
-def _weights(path: Path, rows: Any) -> list[float]:
-    name = _find(rows, "probability")
-    if name is None:
-        return [1.0] * len(rows)
-    found = rows[name].tolist()
-    for number, value in enumerate(found, start=1):
-        if not isinstance(value, int | float) or not 0 <= value <= 1:
-            raise TraceError(f"{path}: row {number}: {name} is {value!r}, not a probability")
-    if sum(found) <= 0:
-        raise TraceError(f"{path}: {name} adds up to {sum(found):g}")
-    return [float(value) for value in found]
+def _weight(path: Path, request: Request) -> float:
+    try:
+        weight = float(request.weight)
+    except (TypeError, ValueError):
+        weight = -1.0
+    if not 0 <= weight <= 1:
+        raise TraceError(f"{path}: row {request.row}: probability is {request.weight!r}, not a probability")
+    return weight

@@ -26,6 +26,7 @@ VERBS = {
     "replay": "A recorded run again: its decisions, and its times in the simulator.",
     "calibrate": "Measure what the tiny models cost on this machine's live workers.",
     "fit": "The simulator's coefficients from public measurements.",
+    "predict": "One number of the simulator, with its band, without a run.",
     "validate": "The simulator against public measurements.",
 }
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from harness.cli import options
+from harness.cli.compare import over
 from harness.errors import CheckFailed
 from harness.studies.claims import CLAIMS, Found, Row, judge, read_claims, runs_of
 
@@ -43,7 +44,8 @@ def render(rows: list[Row], frozen_in: str) -> str:
             effect = row.effect
             lines.append(
                 f"  reproduced  {effect.ratio:.2f} x [{effect.low:.2f}, {effect.high:.2f}] over {effect.n} "
-                f"seeds ({row.kind})"
+                f"seeds ({row.kind}), "
+                + (f"machines: {over(row.machines)}" if row.machines else "on the nominal machine alone")
             )
             lines += [
                 f"    {part.effect.ratio:.2f} x [{part.effect.low:.2f}, {part.effect.high:.2f}]  "

@@ -13,7 +13,7 @@ from harness.errors import CheckFailed, UsageError
 from harness.results.comparable import ALLOWABLE
 from harness.results.tables import Recorded, open_runs
 from harness.studies.compare import FEW, METRICS, Contrast, compare_sides, condition, select
-from harness.studies.stats import Effect
+from harness.studies.stats import Effect, OverMachines
 from harness.studies.suite import load_suite
 
 
@@ -84,6 +84,14 @@ def interval(effect: Effect) -> str:
     return f"[{effect.low:.3f}, {effect.high:.3f}]" if effect.has_interval else "[no interval]"
 
 
+def over(found: OverMachines) -> str:
+    """How far a ratio holds over plausible machines, in words."""
+    return (
+        f"{found.machines} plausible ones: on {found.share:.0%} of them the ratio is on the same side of 1, "
+        f"on 80 % it is {found.low:.3f} to {found.high:.3f}"
+    )
+
+
 def render(found: list[Contrast]) -> str:
     """A paragraph a workload and a line a contender."""
     lines: list[str] = []
@@ -98,9 +106,11 @@ def render(found: list[Contrast]) -> str:
             f"{effect.verdict}",
             f"  realised staleness {one.contender.staleness:.2f} / {one.baseline.staleness:.2f}",
         ]
-        if one.points and len(one.points) < FEW:
+        if one.machines is not None:
+            lines.append(f"  machines  {over(one.machines)}")
+        if one.points and len(one.by_seed) < FEW:
             lines.append(
-                "  by seed  " + "  ".join(f"{seed}: {ratio:.3f}" for seed, ratio in one.points.items())
+                "  by seed  " + "  ".join(f"{seed}: {ratio:.3f}" for seed, ratio in one.by_seed.items())
             )
         lines += [f"  note: {note}" for note in one.notes]
     return "\n".join(lines)

@@ -19,5 +19,5 @@ def command(data: Path, out: Path | None, quiet: bool) -> None:
     from systems.costs import kernels
 
     said = (lambda line: None) if quiet else (lambda line: click.echo(line, err=True))
-    for path in write(fit_all(data, said), out or kernels.HERE):
+    for path in write(fit_all(data, said), data, out or kernels.HERE):
         click.echo(f"written          {path}")

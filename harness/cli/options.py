@@ -37,7 +37,12 @@ _REQUEST = (
     ),
     click.option("--policy-config", type=FILE, help="Another policy's config.json (Hugging Face)."),
     click.option("--judge-config", type=FILE, help="Another judge's config.json."),
-    click.option("--trace", type=FILE, help="Response lengths from a CSV, Parquet or JSONL file."),
+    click.option("--trace", type=FILE, help="Lengths from a file: CSV, JSON, JSONL or Parquet."),
+    click.option(
+        "--trace-failed",
+        metavar="drop|refuse",
+        help="Requests of a trace that failed, or have no response. Default: drop.",
+    ),
 )
 
 
@@ -47,11 +52,14 @@ def request(command: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(command)
     def folded(
         *args: Any, gpus: int | None, settings: tuple[str, ...], policy_config: Path | None,
-        judge_config: Path | None, trace: Path | None, **others: Any,
+        judge_config: Path | None, trace: Path | None, trace_failed: str | None, **others: Any,
     ) -> Any:  # fmt: skip
         given = {"policy": policy_config, "judge": judge_config}
         configs = {which: path for which, path in given.items() if path is not None}
-        asked = {"gpus": gpus, "settings": settings, "trace": trace, "configs": configs}
+        asked = {
+            "gpus": gpus, "settings": settings, "trace": trace, "trace_failed": trace_failed,
+            "configs": configs,
+        }  # fmt: skip
         return command(*args, request=asked, **others)
 
     for option in reversed(_REQUEST):

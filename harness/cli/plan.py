@@ -38,7 +38,11 @@ def command(
     """
     if suite is not None:
         single = {"system": system, "model": model, "steps": steps, "seed": seed, **request}
-        names = {"settings": "set", "configs": "policy-config or --judge-config"}
+        names = {
+            "settings": "set",
+            "configs": "policy-config or --judge-config",
+            "trace_failed": "trace-failed",
+        }
         if given := [names.get(name, name) for name, value in single.items() if value not in (None, (), {})]:
             raise UsageError(f"--{given[0]} is of a single run: give it or the suite '{suite}', not both")
         planned = plan_suite(load_suite(suite), results, jobs)
@@ -83,7 +87,8 @@ def render_suite(found: dict[str, Any]) -> str:
     for row in found["rows"]:
         lines.append(
             f"{row['system']:<16}{row['model']:<16}{row['variant'] or '-':<12}{row['staleness']:>9}"
-            f"{row['cells']:>7}{row['done']:>6}{row['failed']:>8}  {' '.join(row['settings'])}".rstrip()
+            f"{row['cells']:>7}{row['done']:>6}{row['failed']:>8}  {' '.join(row['settings'])}"
+            f"{' on ' + str(row['machines']) + ' machines' if row['machines'] else ''}".rstrip()
         )
     for model, facts in found["memory"].items():
         lines.append(f"{model:<16}" + "; ".join(f"{role}: {text}" for role, text in facts.items()))

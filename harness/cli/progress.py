@@ -45,6 +45,8 @@ class Progress:
         self._say(
             f"{spec.kind}: {spec.system} on {group.name} = {self._cast()}, staleness <= {spec.staleness}"
         )
+        if spec.trace is not None:
+            self._say(f"lengths of {spec.trace.file}: {spec.trace.describe()}")
         if not spec.on.real:
             why = "is too large to be real here" if group.real is None else "was asked for without weights"
             self._say(f"{group.name} {why}: lengths and durations are simulated, nothing is learned")

@@ -6,6 +6,8 @@ from statistics import fmean
 from typing import Any
 
 from harness.results.summary import Share
+from harness.runs.spec import RunSpec
+from systems.costs.machines import Status, bands
 
 
 def render(summary: dict[str, Any]) -> str:
@@ -22,6 +24,11 @@ def render(summary: dict[str, Any]) -> str:
         f"{gpus} {devices}, {len(steps)} steps, seed {summary['seed']}",
         f"run              {summary['run']}",
         f"numbers          {kind}" + _caveat(summary),
+        *(
+            [f"machine          {summary['machine']}"]
+            if summary.get("machine", "nominal") != "nominal"
+            else []
+        ),
         f"makespan         {makespan:.1f} s ({kind}), {_ratio(makespan, summary['lower_bound_s'])} of the "
         f"lower bound {summary['lower_bound_s']:.1f} s" + (" (calibrated)" if kind == "measured" else ""),
         f"throughput       {tokens['total']:.0f} {unit} = policy {tokens['policy']:.0f} + judge "
@@ -42,6 +49,21 @@ def render(summary: dict[str, Any]) -> str:
         lines.append(f"weights sha256   {summary['weights_sha256']}")
     lines.append(f"events sha256    {summary['events_sha256']}")
     return "\n".join(lines)
+
+
+def machine_lines(spec: RunSpec) -> list[str]:
+    """Which machine a simulated run is on, and how well each coefficient behind it is known."""
+    if spec.on.measured:
+        return []
+    on = f"plausible machine {spec.machine}" if spec.machine else "nominal; --machines N draws others"
+    lines = [f"machine          {on}"]
+    known = bands(spec.group.cluster.hardware)
+    for status in Status:
+        of_status = [(axis, band) for axis, band in known.items() if band.status is status]
+        said = ", ".join(f"{axis} {band.low:.2f}-{band.high:.2f}" for axis, band in of_status)
+        if said:
+            lines.append(f"{status:<17}{said}  (80 %, times the seconds)")
+    return lines
 
 
 def cut_off_lines(summary: dict[str, Any]) -> list[str]:

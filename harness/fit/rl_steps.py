@@ -24,12 +24,12 @@ from scipy.optimize import brentq, least_squares
 
 from harness.fit.kernels import read_rows
 from systems.backends.sim.replica import Arrival, Replica
-from systems.costs.architecture import Architecture
-from systems.costs.cost import TrainingCost, seconds_a_flop
+from systems.costs.architecture import BYTES_PER_PARAMETER, Architecture
 from systems.costs.durations import Bounds
 from systems.costs.forward import Forward, Host, StepTables
 from systems.costs.kernels import Kernels
-from systems.costs.memory import kv_blocks
+from systems.costs.memory import EngineMemory, kv_blocks
+from systems.costs.training import TrainingCost, seconds_a_flop
 from workloads.groups import architecture
 
 FILE = "rl_step_nemo.csv"
@@ -127,9 +127,8 @@ def generation_s(
     """Until the last of all sequences ends, dealt out to replicas of `tp` devices at once."""
     replicas = max(1, devices // tp)
     tables = StepTables(Forward(model, kernels, host, tp), MAX_RUNNING, TOKEN_BUDGET)
-    bounds = Bounds(
-        MAX_RUNNING, TOKEN_BUDGET, kv_blocks(model, kernels.hardware, tp, max_running=MAX_RUNNING)
-    )
+    memory = EngineMemory(max_running=MAX_RUNNING, token_budget=TOKEN_BUDGET)
+    bounds = Bounds(MAX_RUNNING, TOKEN_BUDGET, kv_blocks(model, kernels.hardware, tp, memory))
     slowest = 0.0
     for number in range(min(replicas, SIMULATED_REPLICAS)):
         replica = Replica(tables.costs(), bounds)
@@ -146,19 +145,24 @@ class Parts:
 
     generation_s: float
     training_s: float
+    fixed_s: float  # communication, whatever the share
     experts: bool
     on_policy: bool
 
     def step_s(self, parameters: Floats) -> float:
         dense, moe, factor = parameters
-        generation, training = self.generation_s * factor, self.training_s / (moe if self.experts else dense)
+        generation = self.generation_s * factor
+        training = self.training_s / (moe if self.experts else dense) + self.fixed_s
         if self.on_policy:
             return float(generation + training)
         return float(max(generation, training))
 
 
-def parts_of(row: Published, kernels: Kernels, host: Host) -> Parts:
-    model = architecture(row.model)
+def parts_of(
+    row: Published, kernels: Kernels, host: Host, byte_s: float, model: Architecture | None = None
+) -> Parts:
+    """`model` is looked up by name where it is not given."""
+    model = model or architecture(row.model)
     training_gpus = round(row.gpus * TRAINING_PART[row.steps_off]) if row.steps_off else row.gpus
     generation_gpus = row.gpus - training_gpus if row.steps_off else row.gpus
     together = max(1, row.steps_off)
@@ -168,12 +172,13 @@ def parts_of(row: Published, kernels: Kernels, host: Host) -> Parts:
     drawn = made[: row.responses]
     read = [PROMPT + length for length in drawn]
     training = TrainingCost(
-        model, kernels.hardware, 0.0, 1 / kernels.hardware.bf16_flops, row.train_stages, row.train_width,
-        row.train_samples,
+        model, kernels.hardware, 0.0, 1 / kernels.hardware.bf16_flops, byte_s, row.train_stages,
+        row.train_width, row.train_samples,
     )  # fmt: skip
     return Parts(
         generation_s(model, kernels, host, row.tp, generation_gpus, made) / together,
         training.micro_s(sum(read), sum(n * (n + 1) / 2 for n in read), training_gpus),
+        training.step_s(training_gpus) * row.responses / row.train_samples,
         bool(model.experts),
         not row.steps_off,
     )
@@ -256,6 +261,31 @@ VERL_SYSTEM, VERL_MODEL = "verl colocated", "Qwen2.5-Math-7B"
 VERL_MEAN, VERL_SIGMA = 1500.0, 1.2
 
 
+VERL_STEPS = 16  # optimizer steps of a batch; the recipe's mini-batch of 32 prompts, inferred
+
+
+def fit_communication(data: Path) -> float:
+    """Seconds that an optimizer step communicates for each byte of parameters.
+
+    The log-probability passes and updates of one batch on 32, 64 and 128 devices are work that the devices
+    share, and a part that they do not; only the latter is taken.
+    """
+    rows = [
+        (int(row["gpus"]), float(row["logp_s"]) + float(row["update_s"]))
+        for row in read_rows(data, VERL_FILE, ("system", "model", "gpus", "logp_s", "update_s"))
+        if (row["system"], row["model"]) == (VERL_SYSTEM, VERL_MODEL)
+    ]
+    gpus, seconds = (np.array(values, dtype=np.float64) for values in zip(*rows, strict=True))
+
+    def residuals(logs: Floats) -> Floats:
+        shared, fixed = np.exp(logs)
+        return np.asarray(np.log((shared / gpus + fixed) / seconds))
+
+    found = least_squares(residuals, np.log([seconds[0] * gpus[0], seconds[-1] / 2]))
+    fixed_s = float(np.exp(found.x[1]))
+    return fixed_s / VERL_STEPS / (architecture("Qwen2.5-7B").params_total * BYTES_PER_PARAMETER)
+
+
 @dataclass(frozen=True)
 class Verl:
     """The 7B run on `gpus` devices: seconds published and simulated."""
@@ -265,18 +295,19 @@ class Verl:
     training_s: tuple[float, float]  # log-probabilities and update
 
 
-def verl(data: Path, kernels: Kernels, host: Host, share: float) -> list[Verl]:
+def verl(data: Path, kernels: Kernels, host: Host, share: float, byte_s: float) -> list[Verl]:
     """`share`: of the peak that training dense models reaches where it was fitted."""
     columns = ("system", "model", "gpus", "batch_prompts", "samples_per_prompt", "max_tokens", "gen_s",
                "logp_s", "update_s")  # fmt: skip
     model, found = architecture("Qwen2.5-7B"), []
-    training = TrainingCost(model, kernels.hardware, 0.0, seconds_a_flop(kernels.hardware, share))
+    training = TrainingCost(model, kernels.hardware, 0.0, seconds_a_flop(kernels.hardware, share), byte_s)
     for row in read_rows(data, VERL_FILE, columns):
         if (row["system"], row["model"]) == (VERL_SYSTEM, VERL_MODEL):
             count, gpus = int(row["batch_prompts"]) * int(row["samples_per_prompt"]), int(row["gpus"])
             drawn = lengths(VERL_MEAN, int(row["max_tokens"]), count, VERL_SIGMA, "verl")
             read = [PROMPT + length for length in drawn]
             trained_s = training.micro_s(sum(read), sum(n * (n + 1) / 2 for n in read), gpus)
+            trained_s += VERL_STEPS * training.step_s(gpus)
             generated_s = _all_replicas_s(model, kernels, host, gpus, drawn)
             published_s = float(row["logp_s"]) + float(row["update_s"])
             found.append(Verl(gpus, (float(row["gen_s"]), generated_s), (published_s, trained_s)))

@@ -17,7 +17,7 @@ from systems.costs.durations import Bounds
 from systems.costs.forward import Forward, Host, StepTables
 from systems.costs.hardware import Hardware
 from systems.costs.kernels import AllReduce, Kernels
-from systems.costs.memory import kv_blocks
+from systems.costs.memory import EngineMemory, kv_blocks
 
 COLUMNS = ("request_id", "input_toks", "output_toks", "arrival_s", "last_token_s")
 MAX_RUNNING, TOKEN_BUDGET = 128, 2048  # how the runs' engines were configured
@@ -73,7 +73,8 @@ def simulate(
 ) -> Floats:
     """When the last token of each request comes, in seconds; requests go round the replicas."""
     forward = Forward(model, kernels, host, run.tp, run.expert_ranks)
-    blocks = kv_blocks(model, kernels.hardware, run.tp, run.expert_ranks)
+    memory = EngineMemory(max_running=MAX_RUNNING, token_budget=TOKEN_BUDGET)
+    blocks = kv_blocks(model, kernels.hardware, run.tp, memory, run.expert_ranks)
     costs = StepTables(forward, MAX_RUNNING, TOKEN_BUDGET).costs()
     bounds = Bounds(MAX_RUNNING, TOKEN_BUDGET, blocks)
     replicas = [Replica(costs, bounds) for _ in range(run.replicas)]

@@ -19,6 +19,9 @@ from statistics import median
 import numpy as np
 from scipy.optimize import least_squares
 
+from systems.costs.cost import GatherCost
+from workloads.groups import architecture
+
 QUOTED = Path(__file__).parent / "quoted_shifts.toml"
 NODE = 8  # devices
 SHIFTED_ON = "h800"  # what PEARL used; the others do not say
@@ -63,6 +66,29 @@ class ShiftFit:
 def quoted() -> tuple[list[Update], list[QuotedShift]]:
     raw = tomllib.loads(QUOTED.read_text())
     return [Update(**row) for row in raw["update"]], [QuotedShift(**row) for row in raw["shift"]]
+
+
+@dataclass(frozen=True)
+class Gather:
+    """A full synchronisation in which parameters are gathered, tensor by tensor."""
+
+    what: str
+    model: str
+    seconds: float
+
+
+def gathers() -> list[Gather]:
+    return [Gather(**row) for row in tomllib.loads(QUOTED.read_text())["gather"]]
+
+
+def fit_gather(rows: Sequence[Gather]) -> GatherCost:
+    """Least squares of relative errors: two numbers from four rows."""
+
+    def residuals(logs: np.ndarray) -> list[float]:
+        fit = GatherCost(*np.exp(logs).tolist())
+        return [float(np.log(fit.seconds(architecture(row.model)) / row.seconds)) for row in rows]
+
+    return GatherCost(*np.exp(least_squares(residuals, np.log([2.5e-10, 8e-4])).x).tolist())
 
 
 def unfitted() -> list[Update]:

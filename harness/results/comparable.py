@@ -19,7 +19,7 @@ from statistics import fmean
 from typing import Any
 
 from harness.errors import UsageError, unknown
-from harness.results.tables import Recorded
+from harness.results.tables import Recorded, Replicate
 
 ALLOWABLE = ("kind", "workload", "staleness", "seeds", "oversubscribed")
 STALENESS_TOLERANCE = 0.1  # versions, of the mean over runs; a fifth of a half-asynchronous step
@@ -108,24 +108,25 @@ def check_staleness(sides: Sequence[Side], allow: frozenset[str], where: str = "
 
 def check_seeds(sides: Sequence[Side], allow: frozenset[str], where: str = "") -> list[str]:
     """A seed that all have. Raises `UsageError`; otherwise notes."""
-    seeds = [{run.seed for run in side.runs} for side in sides]
+    seeds = [{run.replicate for run in side.runs} for side in sides]
     if not set.intersection(*seeds) and "seeds" not in allow:
         at, who = f"{where}: " if where else "", " and ".join(side.label for side in sides)
+        what = "machine" if len({one.machines for found in seeds for one in found}) > 1 else "seed"
         raise UsageError(
-            f"{at}{who} have no seed in common, so no pairs (--allow seeds compares them as independent "
+            f"{at}{who} have no {what} in common, so no pairs (--allow seeds compares them as independent "
             "samples)"
         )
     return [] if all(one == seeds[0] for one in seeds) else ["not all of them ran the same seeds"]
 
 
 def newest_of_each_seed(label: str, runs: Sequence[Recorded]) -> tuple[Side, list[str]]:
-    """One run a seed (`runs` are oldest first), and a note if there were more.
+    """One run a seed and machine (`runs` are oldest first), and a note if there were more.
 
     Raises `UsageError` if runs of a seed asked for different things: they are no replicates.
     """
-    kept: dict[int, Recorded] = {}
+    kept: dict[Replicate, Recorded] = {}
     for run in runs:
-        before = kept.get(run.seed)
+        before = kept.get(run.replicate)
         if before is not None and before.spec != run.spec:
             a, b = flat(before.spec), flat(run.spec)
             key = next(key for key in (*a, *b) if a.get(key) != b.get(key)).removeprefix("group.")
@@ -134,10 +135,10 @@ def newest_of_each_seed(label: str, runs: Sequence[Recorded]) -> tuple[Side, lis
                 f"{label} has runs of seed {run.seed} that differ in {key} ({one} and {other}): "
                 f"add it to the selection, as in '{label},{key}={other}'"
             )
-        kept[run.seed] = run
+        kept[run.replicate] = run
     repeated = len(runs) - len(kept)
     notes = [f"{label}: the newest of {repeated + 1} equal runs of a seed"] if repeated else []
-    return Side(label, tuple(kept[seed] for seed in sorted(kept))), notes
+    return Side(label, tuple(kept[one] for one in sorted(kept))), notes
 
 
 def workload_of(run: Recorded, allow: frozenset[str] = frozenset()) -> dict[str, Any]:

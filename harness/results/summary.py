@@ -49,6 +49,7 @@ NS = 1e9
 # Above this share of a run's responses (or judgements) a summary warns: a twentieth of the rewards would then
 # be of texts that nobody finished, or of verdicts that nobody gave.
 WORTH_A_WARNING = 0.05
+NOMINAL_MACHINE = "nominal"  # where nothing was drawn from the bands of the cost model
 
 
 class Share(StrEnum):
@@ -403,6 +404,7 @@ class Tally:
             **{key: getattr(began, key) for key in ("seed", "gpus", "staleness_bound", "token_scale")},
             "extrapolated": began.extrapolated,
             "oversubscribed": bool(began.oversubscribed),
+            "machine": began.machine or NOMINAL_MACHINE,
             "makespan_s": makespan_s,
             "lower_bound_s": lower_bound_s(self._work, _floor(began.floor)),
             "weights_sha256": self.ended.weights_sha256 if self.ended else None,

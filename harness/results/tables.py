@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -27,6 +27,17 @@ USED = {  # of a summary, by those who compare, draw and export
     "run", "kind", "system", "model", "seed", "gpus", "steps", "staleness_bound", "realised_staleness",
     "makespan_s", "tokens_per_s", "gpu_time_share", "cut_off", "warnings",
 }  # fmt: skip
+
+
+class Replicate(NamedTuple):
+    """A seed, and one of `machines` plausible machines; 0 of 0 is the nominal one."""
+
+    seed: int
+    machine: int
+    machines: int
+
+    def __str__(self) -> str:
+        return f"{self.seed}" + (f" on machine {self.machine}" if self.machine else "")
 
 
 @dataclass(frozen=True)
@@ -64,6 +75,12 @@ class Recorded:
     def seed(self) -> int:
         seed: int = self.spec["seed"]
         return seed
+
+    @property
+    def replicate(self) -> Replicate:
+        """What two runs share that are a pair."""
+        on = self.spec.get("machine") or {"number": 0, "of": 0}
+        return Replicate(self.seed, on["number"], on["of"])
 
     @property
     def staleness(self) -> float:

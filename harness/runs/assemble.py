@@ -71,7 +71,7 @@ def assemble(spec: RunSpec, again: RecordedWorkload | None = None, prior: Estima
 
 def check_request(spec: RunSpec) -> tuple[ClusterDurations, Layout, Recipe]:
     """Can this run start? Raises `UsageError` with the numbers; loads no weights."""
-    cost = cost_of(spec.group, spec.on.real, spec.calibration)
+    cost = cost_of(spec.group, spec.on.real, spec.calibration, spec.machine)
     layout = layout_of(spec.group, cost.training.smallest_unit, SYSTEMS[spec.system].time_shares)
     recipe = recipe_of(spec.group, spec.steps, spec.staleness)
     if spec.calibration is None:

@@ -107,7 +107,10 @@ COSIM = BackendKind(
 )
 LIVE = BackendKind(
     "live", Kind.MEASURED, True, CPU, run_live, _live,
-    ("lengths.*", "costs.*", "cluster.hardware", "cluster.token_scale", "cluster.max_running"),
+    (
+        "lengths.*", "costs.*", "memory.*", "pair.*", "cluster.hardware", "cluster.engine",
+        "cluster.token_scale", "cluster.max_running", "cluster.sync",
+    ),
 )  # fmt: skip
 BACKENDS = {backend.name: backend for backend in (SIM, COSIM, LIVE)}
 

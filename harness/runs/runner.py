@@ -282,6 +282,7 @@ def header(spec: RunSpec, parts: Parts) -> RunBegan:
         # What a measured number depends on: devices that share cores are not comparable with others.
         cores=cores() if spec.on.measured else None,
         oversubscribed=group.cluster.gpus > cores() if spec.on.measured else None,
+        machine=str(spec.machine) if spec.machine else None,
     )
 
 

@@ -15,17 +15,20 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from harness.errors import UsageError, unknown
 from harness.results.record import cell_sha256, replicates_sha256
 from harness.runs.backends import BACKENDS, LIVE, SIM, BackendKind, usual
-from harness.runs.costs import costs_sha256, modelled
+from harness.runs.costs import Machine, costs_sha256, modelled
 from harness.runs.layout import scaled_split
 from harness.runs.live_costs import Calibration, load_calibration
-from systems.costs.architecture import ArchitectureError, read_config
+from systems.costs.families import ArchitectureError, read_config
+from systems.costs.forward import engines
 from systems.costs.hardware import hardware_names
+from systems.costs.machines import MOST_MACHINES
 from systems.policies import ALIASES, SYSTEMS
 from systems.types import Kind
 from workloads.groups import MOST_DEVICES, ModelGroup, group_names, load_group
 from workloads.traces import Trace, TraceError, read_trace
 
 MOST_STEPS = 1_000_000  # of a run, and of the staleness bound
+FAILED_REQUESTS = ("drop", "refuse")  # what a trace's failed requests may be
 NO_CONFIGS: dict[str, Path] = {}
 
 
@@ -45,6 +48,7 @@ class RunSpec(BaseModel):
     group: ModelGroup
     calibration: Calibration | None = None  # what live workers cost; the planner's prior
     trace: Trace | None = None  # lengths in place of priors
+    machine: Machine | None = None  # a plausible one; None: the nominal one
 
     @property
     def on(self) -> BackendKind:
@@ -72,6 +76,14 @@ class RunSpec(BaseModel):
         """The same request with another seed: a replicate."""
         return self.model_copy(update={"seed": seed})
 
+    def on_machine(self, number: int, of: int) -> RunSpec:
+        """The same request on a plausible machine; number 0 is the nominal one. Raises `UsageError`."""
+        if number and self.on.measured:
+            raise UsageError(f"--machines: --backend {self.on.name} is measured, on the one machine there is")
+        if not 0 <= number <= of <= MOST_MACHINES:
+            raise UsageError(f"--machines {of}: from 1 to {MOST_MACHINES}")
+        return self.model_copy(update={"machine": Machine(number=number, of=of) if number else None})
+
     @property
     def digest(self) -> str:
         """The digest of everything but the seed: runs that share it are replicates."""
@@ -85,7 +97,8 @@ class RunSpec(BaseModel):
     @property
     def name(self) -> str:
         """What its directory is called, behind the time."""
-        return f"{self.system}-{self.group.name}-{self.digest[:8]}-s{self.seed}"
+        machine = f"-m{self.machine.number}" if self.machine else ""
+        return f"{self.system}-{self.group.name}-{self.digest[:8]}-s{self.seed}{machine}"
 
     def manifest(self) -> dict[str, Any]:
         """What a run's record says of its request."""
@@ -106,7 +119,7 @@ class RunSpec(BaseModel):
 def resolve(
     *, system: str, model: str, backend: str | None, steps: int, seed: int, staleness: int | None,
     gpus: int | None, settings: tuple[str, ...], calibration: Path | None = None,
-    configs: Mapping[str, Path] = NO_CONFIGS, trace: Path | None = None,
+    configs: Mapping[str, Path] = NO_CONFIGS, trace: Path | None = None, trace_failed: str | None = None,
 ) -> RunSpec:  # fmt: skip
     """Turn a request into a spec, or raise `UsageError` with the nearest right thing."""
     system = ALIASES.get(system, system)
@@ -147,6 +160,8 @@ def resolve(
             update={"cluster": group.cluster.model_copy(update={"hardware": on.hardware})}
         )
         gpus = min(group.cluster.gpus, max(3, cores())) if gpus is None else gpus
+    elif group.cluster.engine not in (versions := engines()):
+        raise unknown("engine", group.cluster.engine, versions)
     elif group.cluster.hardware not in (profiles := hardware_names()):
         raise unknown("hardware", group.cluster.hardware, profiles)
     if gpus is not None:
@@ -156,7 +171,7 @@ def resolve(
     measured = load_calibration(calibration).of(model) if on.measured else None
     return RunSpec(
         system=system, group=group, backend=on.name, steps=steps, seed=seed, staleness=staleness,
-        calibration=measured, trace=_read_trace(trace),
+        calibration=measured, trace=_read_trace(trace, trace_failed or FAILED_REQUESTS[0]),
     )  # fmt: skip
 
 
@@ -165,9 +180,12 @@ def check_seed(seed: int) -> None:
         raise UsageError(f"--seed {seed}: from 0 to 2^63 - 1")
 
 
-def _read_trace(path: Path | None) -> Trace | None:
+def _read_trace(path: Path | None, failed: str) -> Trace | None:
+    """`failed` requests are left out ("drop"), or the trace is refused for them ("refuse")."""
+    if failed not in FAILED_REQUESTS:
+        raise unknown("--trace-failed", failed, FAILED_REQUESTS)
     try:
-        return read_trace(path) if path is not None else None
+        return read_trace(path, failed == "refuse") if path is not None else None
     except TraceError as error:
         raise UsageError(f"--trace {error}") from None
 
@@ -216,7 +234,7 @@ def apply_settings(group: ModelGroup, settings: tuple[str, ...]) -> ModelGroup:
 
 
 def _settable(group: ModelGroup) -> list[tuple[str, str]]:
-    tables = ("cluster", "costs", "workload", "lengths", "learning", "live", "faults")
+    tables = ("pair", "cluster", "memory", "costs", "workload", "lengths", "learning", "live", "faults")
     return [(name, field) for name in tables for field in type(getattr(group, name)).model_fields]
 
 

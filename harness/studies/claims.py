@@ -8,7 +8,8 @@
 | not tested     | nothing: the claim says why, runs of its suite are missing, or they are too few      |
 
 The value is the geometric mean over a suite's workloads; its interval is over seeds, each of them averaged
-over workloads, because a replicate is a run and a workload is not a draw from anything.
+over workloads, because a replicate is a run and a workload is not a draw from anything. Where runs are on
+plausible machines, each machine is judged by its own seeds, and `deciding_share` of them must agree.
 """
 
 from __future__ import annotations
@@ -26,9 +27,16 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from harness.errors import BenchError, InvalidRun, UsageError, unknown
 from harness.inputs import read_toml
 from harness.results.record import RunDirectory
-from harness.results.tables import Recorded
-from harness.studies.compare import METRICS, Contrast, compare
-from harness.studies.stats import FEWEST_FOR_A_VERDICT, Effect, Verdict, compare_paired
+from harness.results.tables import Recorded, Replicate
+from harness.studies.compare import METRICS, Contrast, compare, paired_effect
+from harness.studies.stats import (
+    DECIDING_SHARE,
+    FEWEST_FOR_A_VERDICT,
+    Effect,
+    OverMachines,
+    Verdict,
+    compare_paired,
+)
 from harness.studies.suite import Suite, load_suite
 from harness.studies.sweep import ledger
 
@@ -75,6 +83,7 @@ class ClaimsFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     frozen_in: str
+    deciding_share: Annotated[float, Field(gt=0.5, le=1)] = DECIDING_SHARE  # of plausible machines
     claim: Annotated[list[Claim], Field(min_length=1)]
 
 
@@ -100,6 +109,7 @@ class Row:
     parts: tuple[Contrast, ...] = ()
     command: str = ""
     notes: tuple[str, ...] = ()
+    machines: OverMachines | None = None  # None: on the nominal machine alone
 
     def to_json(self) -> dict[str, Any]:
         claim = self.claim
@@ -108,6 +118,7 @@ class Row:
             "note": claim.note, "verdict": self.verdict, "why": self.why, "kind": self.kind,
             "reproduced": asdict(self.effect) if self.effect else None,
             "parts": [part.to_json() for part in self.parts], "command": self.command,
+            "machines": asdict(self.machines) if self.machines else None,
             "suite": claim.suite, "frozen_in": self.frozen_in, "notes": list(self.notes),
         }  # fmt: skip
 
@@ -143,7 +154,7 @@ def judge(
             rows.append(Row(claim, Found.NOT_TESTED, file.frozen_in, claim.untested or ""))
             continue
         try:
-            row = _tested(claim, suites[claim.suite], runs.get(claim.suite, {}))
+            row = _tested(claim, suites[claim.suite], runs.get(claim.suite, {}), file.deciding_share)
         except InvalidRun:
             raise  # a file that is not what was sealed is no reason to leave a claim untested
         except BenchError as error:
@@ -161,7 +172,7 @@ def _command(suite: str, root: Path, path: Path) -> str:
     )
 
 
-def _tested(claim: Claim, suite: Suite, runs: Mapping[str, Recorded]) -> Row:
+def _tested(claim: Claim, suite: Suite, runs: Mapping[str, Recorded], share: float) -> Row:
     if claim.ratio is None:
         raise UsageError(f"{claim.id} has no ratio that runs could test")
     cells = [cell for cell in suite.cells if claim.grid is None or claim.grid in cell.grids]
@@ -172,12 +183,34 @@ def _tested(claim: Claim, suite: Suite, runs: Mapping[str, Recorded]) -> Row:
         return Row(claim, Found.NOT_TESTED, "", f"{missing} of {len(cells)} runs of {suite.name} are missing")
     found = [runs[cell.id] for cell in cells]
     parts = compare(found, [claim.ratio.to, claim.ratio.of], claim.ratio.metric, EQUAL_BOUNDS_MATTER)
-    seeds = sorted(set.intersection(*(set(part.points) for part in parts)))
-    means = {seed: geometric_mean([part.points[seed] for part in parts]) for seed in seeds}
-    effect = compare_paired(dict.fromkeys(seeds, 1.0), means)
-    verdict, why = _verdict(claim, effect)
+    pairs = sorted(set.intersection(*(set(part.points) for part in parts)))
+    points = {pair: geometric_mean([part.points[pair] for part in parts]) for pair in pairs}
+    effect, machines = paired_effect(points)
+    verdict, why = _verdict(claim, effect) if machines is None else _over_machines(claim, points, share)
     notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
-    return Row(claim, verdict, "", why or claim.note, parts[0].kind, effect, tuple(parts), notes=notes)
+    return Row(
+        claim, verdict, "", why or claim.note, parts[0].kind, effect, tuple(parts), notes=notes,
+        machines=machines,
+    )  # fmt: skip
+
+
+def _over_machines(claim: Claim, points: Mapping[Replicate, float], share: float) -> tuple[Found, str]:
+    """What most plausible machines say: each is judged by its own seeds, and `share` of them must agree."""
+    found = []
+    for machine in sorted({pair.machine for pair in points}):
+        own = {pair.seed: ratio for pair, ratio in points.items() if pair.machine == machine}
+        found.append(_verdict(claim, compare_paired(dict.fromkeys(own, 1.0), own))[0])
+    if Found.NOT_TESTED in found:
+        return Found.NOT_TESTED, f"too few seeds on a machine; at least {FEWEST_PAIRS} are needed"
+    within = found.count(Found.REPRODUCED) / len(found)
+    shown = within + found.count(Found.PARTLY) / len(found)
+    why = (
+        f"in the range on {within:.0%} of {len(found)} plausible machines, a gain on {shown:.0%}; "
+        f"{share:.0%} must agree"
+    )
+    if within >= share:
+        return Found.REPRODUCED, why
+    return (Found.PARTLY if shown >= share else Found.NOT_REPRODUCED), why
 
 
 def _verdict(claim: Claim, effect: Effect) -> tuple[Found, str]:

@@ -12,8 +12,9 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from statistics import geometric_mean
 from typing import Any
 
 from harness.errors import UsageError, unknown
@@ -29,16 +30,20 @@ from harness.results.comparable import (
     newest_of_each_seed,
     workload_of,
 )
-from harness.results.tables import Recorded, reservations
+from harness.results.tables import Recorded, Replicate, reservations
 from harness.studies.stats import (
+    DECIDING_SHARE,
     FEWEST_FOR_A_VERDICT,
     LEVEL,
     Effect,
+    OverMachines,
     Verdict,
     compare_independent,
     compare_paired,
+    over_machines,
 )
 from systems.policies import ALIASES, SYSTEMS
+from systems.types import Kind
 from workloads.groups import group_names, load_group
 
 FEW = 10  # below so many pairs the raw points are shown
@@ -62,8 +67,17 @@ class Contrast:
     baseline: Side
     contender: Side
     effect: Effect
-    points: dict[int, float]  # ratio by seed; empty where runs are not paired
+    points: dict[Replicate, float]  # ratio by seed and machine; empty where runs are not paired
     notes: tuple[str, ...]
+    machines: OverMachines | None = None  # None: the nominal machine alone, or runs that are not simulated
+
+    @property
+    def by_seed(self) -> dict[int, float]:
+        """The ratio of each seed: the geometric mean over its machines."""
+        found: dict[int, list[float]] = defaultdict(list)
+        for replicate, ratio in self.points.items():
+            found[replicate.seed].append(ratio)
+        return {seed: geometric_mean(ratios) for seed, ratios in found.items()}
 
     def to_json(self) -> dict[str, Any]:
         sides = {
@@ -81,7 +95,8 @@ class Contrast:
         }
         return {
             "workload": self.workload, "kind": self.kind, "metric": self.metric, **sides, **effect,
-            "points": self.points, "notes": list(self.notes),
+            "points": {str(replicate): ratio for replicate, ratio in self.points.items()},
+            "machines": asdict(self.machines) if self.machines else None, "notes": list(self.notes),
         }  # fmt: skip
 
 
@@ -124,6 +139,8 @@ def spelled(run: Recorded, key: str) -> str:
         return spelled_value(spec["group"]["cluster"]["gpus"])
     if key == "kind":
         return str(run.kind)
+    if key == "machine":
+        return str(run.replicate.machine)
     if key == "variant":
         return run.variant or "none (give --suite)"
     table, _, field = key.partition(".")
@@ -135,6 +152,7 @@ def spelled(run: Recorded, key: str) -> str:
         "model",
         "gpus",
         "kind",
+        "machine",
         "variant",
         *(f"{name}.{one}" for name, part in tables.items() for one in part),
     ]
@@ -206,41 +224,85 @@ def _by_workload(runs: Sequence[Recorded], allow: frozenset[str]) -> dict[str, l
     return found
 
 
-def _by_seed(side: Side, metric: str) -> dict[int, float]:
-    return {run.seed: METRICS[metric](run.summary) for run in side.runs}
+def _by_replicate(side: Side, metric: str) -> dict[Replicate, float]:
+    return {run.replicate: METRICS[metric](run.summary) for run in side.runs}
 
 
 def _contrast(
     baseline: Side, contender: Side, metric: str, allow: frozenset[str], notes: list[str]
 ) -> Contrast:
     label = describe(contender.runs[0])
+    both = {run.replicate for run in baseline.runs} & {run.replicate for run in contender.runs}
+    if len({one.machines for one in both}) > 1:  # those of one hypercube belong together
+        most = max(one.machines for one in both)
+        notes.append(f"only pairs on one of {most} machines; the nominal one is machine=0")
+        baseline, contender = (
+            Side(side.label, tuple(run for run in side.runs if run.replicate.machines == most))
+            for side in (baseline, contender)
+        )
     if (differ := describe(baseline.runs[0])) != label:
         notes.append(f"{baseline.label} ran another workload: {differ}")
-    common = sorted({run.seed for run in baseline.runs} & {run.seed for run in contender.runs})
+    common = sorted({run.replicate for run in baseline.runs} & {run.replicate for run in contender.runs})
     check_seeds((baseline, contender), allow, label)
     if common:
         if left := len(baseline.runs) + len(contender.runs) - 2 * len(common):
-            notes.append(f"{left} runs have no partner of their seed and are left out")
+            notes.append(f"{left} runs have no partner of their seed and machine and are left out")
         baseline, contender = (
-            Side(side.label, tuple(run for run in side.runs if run.seed in common))
+            Side(side.label, tuple(run for run in side.runs if run.replicate in common))
             for side in (baseline, contender)
         )
     notes += check_staleness((baseline, contender), allow, label)
-    one, other = _by_seed(baseline, metric), _by_seed(contender, metric)
+    one, other = _by_replicate(baseline, metric), _by_replicate(contender, metric)
+    machines: OverMachines | None = None
+    points: dict[Replicate, float] = {}
     if common:
-        effect, points = compare_paired(one, other), {seed: other[seed] / one[seed] for seed in common}
+        points = {replicate: other[replicate] / one[replicate] for replicate in common}
+        effect, machines = paired_effect(points)
     else:
-        effect, points = compare_independent([*one.values()], [*other.values()]), {}
+        effect = compare_independent([*one.values()], [*other.values()])
     if effect.n < FEWEST_FOR_A_VERDICT[effect.paired]:
         notes.append(
             f"no verdict was possible: with {_counted(effect)} no rank "
             f"test reaches p < {LEVEL}, {FEWEST_FOR_A_VERDICT[effect.paired]} are needed"
         )
-    elif (effect.low > 1 or effect.high < 1) and effect.verdict is Verdict.INCONCLUSIVE:
+    elif (effect.low > 1 or effect.high < 1) and effect.p is not None and effect.p >= LEVEL:
         notes.append("the interval excludes 1, but the rank test does not confirm it")
     runs = (*baseline.runs, *contender.runs)
+    if machines is None and contender.runs[0].kind is not Kind.MEASURED:
+        notes.append(
+            "on the nominal machine alone: what other plausible coefficients would give is not in it "
+            "(machines = N in a suite, or bench run --machines N)"
+        )
+    elif machines is not None and machines.share < DECIDING_SHARE:
+        notes.append(
+            f"no verdict: on {1 - machines.share:.0%} of the machines it is the other way round, and "
+            f"{DECIDING_SHARE:.0%} must agree"
+        )
     notes += reservations(runs)
-    return Contrast(label, contender.kind, metric, baseline, contender, effect, points, tuple(notes))
+    return Contrast(
+        label, contender.kind, metric, baseline, contender, effect, points, tuple(notes), machines
+    )
+
+
+def paired_effect(points: Mapping[Replicate, float]) -> tuple[Effect, OverMachines | None]:
+    """Ratios by seed and machine: the effect over seeds, each averaged over machines, and how machines
+    differ.
+
+    Where machines were drawn, a verdict needs `DECIDING_SHARE` of them, too.
+    """
+    by_seed: dict[int, list[float]] = defaultdict(list)
+    by_machine: dict[int, list[float]] = defaultdict(list)
+    for replicate, ratio in points.items():
+        by_seed[replicate.seed].append(ratio)
+        by_machine[replicate.machine].append(ratio)
+    means = {seed: geometric_mean(ratios) for seed, ratios in by_seed.items()}
+    effect = compare_paired(dict.fromkeys(means, 1.0), means)
+    if set(by_machine) == {0}:
+        return effect, None
+    machines = over_machines(by_machine)
+    if machines.share < DECIDING_SHARE:
+        effect = replace(effect, verdict=Verdict.INCONCLUSIVE)
+    return effect, machines
 
 
 # ------------------------------------------------------------------------------------------- saying it

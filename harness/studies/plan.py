@@ -67,7 +67,7 @@ def _row(what: str, found: list[int], cap: int) -> Lengths:
 
 def memory(spec: RunSpec) -> dict[str, dict[str, Any]]:
     """What a replica of each role holds, and the smallest training unit."""
-    cost, longest = modelled(spec.group, real=False), longest_context(spec)
+    cost, longest = modelled(spec.group, real=False, on=spec.machine), longest_context(spec)
     found: dict[str, dict[str, Any]] = {}
     for role in SERVING:
         one: ServingCost = cost.serving[role]
@@ -87,6 +87,9 @@ def memory(spec: RunSpec) -> dict[str, dict[str, Any]]:
     return found
 
 
+NONE_YET = {"cells": 0, "done": 0, "failed": 0}
+
+
 def plan_suite(suite: Suite, root: Path, jobs: int) -> dict[str, Any]:
     """Cells by system, model, variant and bound; what is done, what fits, and how long the rest takes."""
     found, forecast = ledger(suite, root), Forecast(root)
@@ -96,8 +99,10 @@ def plan_suite(suite: Suite, root: Path, jobs: int) -> dict[str, Any]:
         names = {
             "system": spec.system, "model": spec.group.name, "variant": cell.variant,
             "settings": list(cell.settings), "staleness": spec.staleness,
+            "machines": spec.machine.of if spec.machine else 0,
         }  # fmt: skip
-        row = rows.setdefault(spec.digest, {**names, "cells": 0, "done": 0, "failed": 0})
+        nominal = spec.model_copy(update={"machine": None})  # machines are replicates, as seeds are
+        row = rows.setdefault(f"{nominal.digest} {spec.machine is None}", {**names, **NONE_YET})
         row["cells"] += 1
         row["done"] += cell.id in found.done
         row["failed"] += cell.id in found.failed

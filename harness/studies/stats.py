@@ -56,7 +56,31 @@ class Effect:
         return math.isfinite(self.high)
 
 
-def compare_paired(baseline: Mapping[int, float], contender: Mapping[int, float]) -> Effect:
+DECIDING_SHARE = 0.8  # of plausible machines that must agree before a verdict is given over them
+
+
+@dataclass(frozen=True)
+class OverMachines:
+    """How a ratio differs between plausible machines, on each of which it is the mean over seeds.
+
+    `low` to `high` hold 80 % of the machines; `share` of them are on the ratio's side of 1.
+    """
+
+    machines: int
+    share: float
+    low: float
+    high: float
+
+
+def over_machines(ratios: Mapping[int, Sequence[float]]) -> OverMachines:
+    """From the ratios by machine, one a seed."""
+    logs = np.array([float(np.mean(np.log(found))) for found in ratios.values()])
+    low, high = np.exp(np.quantile(logs, (0.1, 0.9)))
+    side = np.sign(logs.mean())
+    return OverMachines(logs.size, float(np.mean(np.sign(logs) == side)), float(low), float(high))
+
+
+def compare_paired(baseline: Mapping[Any, float], contender: Mapping[Any, float]) -> Effect:
     """Positive values by seed. Seeds that only one side has are left out by the caller."""
     if baseline.keys() != contender.keys():
         raise ValueError(f"pairs need the same seeds, not {sorted(baseline)} and {sorted(contender)}")

@@ -38,6 +38,7 @@ from harness.inputs import parsed
 from harness.runs.assemble import check_request
 from harness.runs.backends import BACKENDS
 from harness.runs.spec import RunSpec, check_seed, resolve
+from systems.costs.machines import MOST_MACHINES
 from systems.policies import ALIASES, SYSTEMS
 from workloads.groups import group_names
 
@@ -63,6 +64,7 @@ class Grid(Table):
     staleness: Annotated[list[Any], BeforeValidator(_listed), Field(min_length=1)] = ["default"]
     gpus: Annotated[list[Count] | None, BeforeValidator(_listed), Field(min_length=1)] = None
     backend: Annotated[list[str] | None, BeforeValidator(_listed), Field(min_length=1)] = None
+    machines: Annotated[Count, Field(ge=1, le=MOST_MACHINES)] | None = None  # None: the nominal one alone
     set: dict[str, Any] = {}
 
 
@@ -91,7 +93,8 @@ class Cell:
     def label(self) -> str:
         spec = self.spec
         named = [spec.system, spec.group.name, *([self.variant] if self.variant else []), *self.settings]
-        return f"{' '.join(named)} staleness {spec.staleness} seed {spec.seed}"
+        machine = f" machine {spec.machine}" if spec.machine else ""
+        return f"{' '.join(named)} staleness {spec.staleness} seed {spec.seed}{machine}"
 
     @property
     def pair(self) -> str:
@@ -214,9 +217,14 @@ def _cells(source: _Source, file: SuiteFile, number: int, grid: Grid) -> Iterato
             for key, value in (("gpus", gpus), ("backend", backend), *chosen)
             if value is not None
         ]
-        for seed in file.seeds:
-            one = spec.with_seed(seed)
-            yield Cell(one.id, one, asked.arguments(seed), variant, tuple(named), (number,))
+        for machine in range(1, grid.machines + 1) if grid.machines else (0,):
+            try:
+                drawn = spec.on_machine(machine, grid.machines or 0)
+            except UsageError as error:
+                source.refuse((*at, "machines"), str(error))
+            for seed in file.seeds:
+                one = drawn.with_seed(seed)
+                yield Cell(one.id, one, asked.arguments(one), variant, tuple(named), (number,))
 
 
 @dataclass(frozen=True)
@@ -241,12 +249,14 @@ class _Asked:
         check_request(spec)
         return spec
 
-    def arguments(self, seed: int) -> tuple[str, ...]:
-        """The same as arguments of 'bench run'."""
+    def arguments(self, spec: RunSpec) -> tuple[str, ...]:
+        """The same, on the seed and machine of `spec`, as arguments of 'bench run'."""
+        seed = spec.seed
         options = {"system": self.system, "model": self.model, "backend": self.backend, "steps": self.steps,
                    "seed": seed, "staleness": self.staleness, "gpus": self.gpus}  # fmt: skip
         named = [(f"--{key}", str(value)) for key, value in options.items() if value is not None]
         named += [("--set", f"{key}={value}") for key, value in self.settings]
+        named += [("--machine", f"{spec.machine.number}/{spec.machine.of}")] if spec.machine else []
         return tuple(itertools.chain.from_iterable(named))
 
 

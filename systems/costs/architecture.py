@@ -7,17 +7,14 @@ Parameter counts follow from the shapes.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cache
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 BYTES_PER_PARAMETER = 2  # bf16
-
-
-class ArchitectureError(ValueError):
-    """A configuration that says too little, or something that is not modelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +43,8 @@ class Architecture:
     linear_conv: int = 0
     output_gate: bool = False  # the query projection also makes a gate for the output
     tied: bool = False  # one matrix for embedding and head
+    plain_ffn: bool = False  # feed-forward parts of two matrices, not gated ones of three
+    tower_params: float = 0.0  # of a vision tower, which takes memory and is not charged for otherwise
 
     @property
     def full_layers(self) -> int:
@@ -94,12 +93,19 @@ class Architecture:
     @property
     def expert_params(self) -> float:
         """One expert of one layer."""
-        return 3.0 * self.hidden * self.expert_ffn
+        return float(self.ffn_matrices * self.hidden * self.expert_ffn)
+
+    @property
+    def ffn_matrices(self) -> int:
+        """Matrices of a feed-forward part: gate, up and down, or up and down."""
+        return 2 if self.plain_ffn else 3
 
     @property
     def always_params(self) -> float:
         """What every token passes, without embedding and head."""
-        dense = 3.0 * self.hidden * (self.ffn_layers * self.ffn + self.moe_layers * self.shared_ffn)
+        dense = (
+            self.ffn_matrices * self.hidden * (self.ffn_layers * self.ffn + self.moe_layers * self.shared_ffn)
+        )
         router = float(self.moe_layers * self.hidden * self.experts)
         return self.attention_params + dense + router
 
@@ -111,13 +117,26 @@ class Architecture:
     def params_total(self) -> float:
         """Without norms and biases (below 0.1 %)."""
         tables = self.head_params * (1 if self.tied else 2)
-        return self.always_params + tables + self.moe_layers * self.experts * self.expert_params
+        experts = self.moe_layers * self.experts * self.expert_params
+        return self.always_params + tables + experts + self.tower_params
+
+    @property
+    def gathered_params(self) -> float:
+        """What sharded training gathers and scatters: all but experts, which stay where they are while tokens
+        come to them."""
+        return self.params_total - self.moe_layers * self.experts * self.expert_params
 
     @property
     def params_active(self) -> float:
         """What one token uses; the embedding's row counts as its table, as is usual."""
         tables = self.head_params * (1 if self.tied else 2)
         return self.always_params + tables + self.moe_layers * self.experts_per_token * self.expert_params
+
+    @property
+    def tensors(self) -> int:
+        """Parameter tensors as a checkpoint names them; those without a matrix are taken for five a layer."""
+        experts = self.moe_layers * (3 * self.experts + 1 + (3 if self.shared_ffn else 0))
+        return self.layers * (4 + 5) + self.ffn_layers * 3 + experts + 3
 
     @property
     def weight_bytes(self) -> float:
@@ -133,98 +152,26 @@ class Architecture:
         return 4.0 * self.linear_layers * self.linear_values * self.linear_key_dim
 
 
-def distinct_experts(experts: int, per_token: int, tokens: Any) -> Any:
-    """Experts that `tokens` tokens are expected to hit, each choosing `per_token` of them evenly."""
-    return experts * (1.0 - (1.0 - per_token / experts) ** tokens)
+def distinct_experts(experts: int, per_token: int, tokens: Any, skew: float = 0.0) -> Any:
+    """Experts that `tokens` tokens are expected to hit, each choosing `per_token` of them.
+
+    With `skew` 0 all are as popular; else the i-th most popular one is asked for as often as i^-skew says.
+    """
+    if not skew:
+        return experts * (1.0 - (1.0 - per_token / experts) ** tokens)
+    chosen = _popularity(experts, per_token, skew)
+    return (1.0 - (1.0 - chosen) ** np.asarray(tokens, dtype=np.float64)[..., None]).sum(-1)
 
 
-def read_config(path: Path) -> Architecture:
-    """An architecture from a Hugging Face `config.json`. Raises `ArchitectureError`."""
-    try:
-        raw = json.loads(path.read_text())
-    except OSError as error:
-        raise ArchitectureError(f"{path}: {error.strerror}") from None
-    except json.JSONDecodeError as error:
-        raise ArchitectureError(f"{path}: not JSON: {error}") from None
-    if not isinstance(raw, dict):
-        raise ArchitectureError(f"{path}: not a JSON object")
-    try:
-        return from_config(raw, path.parent.name or path.stem)
-    except ArchitectureError as error:
-        raise ArchitectureError(f"{path}: {error}") from None
-
-
-def from_config(raw: Mapping[str, Any], name: str) -> Architecture:
-    """From the fields of a `config.json`; those of the language model, where there is more to it."""
-    config = raw.get("text_config", raw)
-
-    def number(*keys: str, default: int | None = None) -> int:
-        for key in keys:
-            if config.get(key) is not None:
-                value = config[key]
-                if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                    raise ArchitectureError(f"field '{key}' is {value!r}, not a count")
-                return value
-        if default is None:
-            raise ArchitectureError(f"field '{keys[0]}' is missing")
-        return default
-
-    _refuse(config)
-    layers, hidden, heads = number("num_hidden_layers"), number("hidden_size"), number("num_attention_heads")
-    if min(layers, hidden, heads) == 0:
-        raise ArchitectureError("num_hidden_layers, hidden_size and num_attention_heads must be positive")
-    experts = number("num_experts", "num_local_experts", "n_routed_experts", default=0)
-    expert_ffn = number("moe_intermediate_size") if experts else 0
-    shared = number("shared_expert_intermediate_size", default=0) if experts else 0
-    shared = shared or number("n_shared_experts", default=0) * expert_ffn
-    linear = _linear_layers(config, layers)
-    return Architecture(
-        name=name,
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=number("num_key_value_heads", default=heads),
-        head_dim=number("head_dim", default=hidden // heads),
-        vocab=number("vocab_size"),
-        ffn=number("intermediate_size", default=None if not experts else 0),
-        experts=experts,
-        experts_per_token=number("num_experts_per_tok") if experts else 0,
-        expert_ffn=expert_ffn,
-        shared_ffn=shared,
-        dense_layers=number("first_k_dense_replace", default=0) if experts else 0,
-        linear_layers=linear,
-        linear_key_heads=number("linear_num_key_heads") if linear else 0,
-        linear_key_dim=number("linear_key_head_dim") if linear else 0,
-        linear_value_heads=number("linear_num_value_heads") if linear else 0,
-        linear_value_dim=number("linear_value_head_dim") if linear else 0,
-        linear_conv=number("linear_conv_kernel_dim", default=4) if linear else 0,
-        output_gate=bool(config.get("attn_output_gate", linear > 0)),
-        tied=bool(raw.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
-    )
-
-
-def _refuse(config: Mapping[str, Any]) -> None:
-    """What would be charged wrongly, silently."""
-    for field, what in (
-        ("kv_lora_rank", "compressed attention"),
-        ("quantization_config", "quantised weights"),
-        ("mlp_only_layers", "experts in some layers only"),
-    ):
-        if config.get(field):
-            raise ArchitectureError(f"field '{field}': {what} is not modelled")
-    if config.get("decoder_sparse_step", 1) != 1:
-        raise ArchitectureError("field 'decoder_sparse_step': experts in some layers only is not modelled")
-    if config.get("use_sliding_window"):
-        raise ArchitectureError("field 'use_sliding_window': sliding attention is not modelled")
-
-
-def _linear_layers(config: Mapping[str, Any], layers: int) -> int:
-    kinds = config.get("layer_types")
-    if kinds is not None:
-        known = {"full_attention", "linear_attention"}
-        strange = sorted(set(kinds) - known)
-        if strange:
-            raise ArchitectureError(f"layer_types has '{strange[0]}', which is not modelled")
-        return sum(kind == "linear_attention" for kind in kinds)
-    interval = config.get("full_attention_interval")
-    return layers - layers // interval if interval else 0
+@cache
+def _popularity(experts: int, per_token: int, skew: float) -> NDArray[np.float64]:
+    """How likely a token is to choose each expert; these add up to `per_token`."""
+    weight = np.arange(1, experts + 1, dtype=np.float64) ** -skew
+    low, high = 0.0, 1.0
+    while (1.0 - np.exp(-high * weight)).sum() < per_token:
+        high *= 2.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        enough = (1.0 - np.exp(-middle * weight)).sum() >= per_token
+        low, high = (low, middle) if enough else (middle, high)
+    return np.asarray(1.0 - np.exp(-high * weight))

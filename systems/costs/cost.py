@@ -1,7 +1,7 @@
 """How long things take on the simulated cluster: serving, training, moving parameters.
 
 Serving is kernels and an engine's host layer (`forward.py`). Training is FLOPs at what GEMMs reach, and a
-rest that published RL steps imply (`training.toml`). Shifts and publishing are seconds plus bytes through the
+rest that published RL steps imply (`training.py`). Shifts and publishing are seconds plus bytes through the
 host memory of a node, whose devices share it (`shift.toml`). How well each is known: docs/simulator.md.
 
 With `token_scale` s one token of a small real model stands for s tokens of the modelled pair.
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,20 +20,16 @@ from typing import Any
 from systems.costs.architecture import BYTES_PER_PARAMETER, Architecture
 from systems.costs.durations import BLOCK, Bounds, Costs
 from systems.costs.forward import Forward, StepTables, engines
-from systems.costs.hardware import MEASURED_ON, Hardware, load_hardware
-from systems.costs.kernels import coefficients, kernels_of
-from systems.costs.memory import (
-    OPTIMIZER_BYTES,
-    TRAIN_STATE_BYTES,
-    kv_blocks,
-    train_devices,
-    weight_bytes,
-)
+from systems.costs.hardware import Hardware
+from systems.costs.kernels import FORMS, kernels_of, measured_on
+from systems.costs.memory import SHARE, EngineMemory, kv_blocks, state_blocks, weight_bytes
+from systems.costs.training import TrainingCost, seconds_a_flop, trained
 from systems.types import SERVING, Role, Shift, Speed, Step
 
 HERE = Path(__file__).parent
-ENGINE = "vllm"
+ENGINE = "vllm-0.12"  # where a group names no other
 TOKEN_BUDGET = 8192  # tokens a step: what vLLM's server takes on devices of 70 GiB and more
+NOMINAL: Mapping[str, float] = {}
 NO_FACTORS = dict.fromkeys(("compute", "memory", "link", "host", "training", "shift"), 1.0)
 PLANNER_BATCH = 8  # the small batch that the planner's straight line goes through
 
@@ -46,7 +43,10 @@ class ServingCost:
     tp: int
     max_running: int
     token_scale: int = 1
-    host_factor: float = 1.0
+    engine: str = ENGINE
+    memory_share: float = SHARE
+    slower: Mapping[str, float] = field(default_factory=dict)  # factors on seconds and bytes
+    routing_skew: float = 0.0
 
     @property
     def label(self) -> str:
@@ -58,8 +58,18 @@ class ServingCost:
 
     @cached_property
     def forward(self) -> Forward:
-        host = engines()[ENGINE].scaled(self.host_factor)
-        return Forward(self.architecture, kernels_of(self.hardware), host, self.tp)
+        host = engines()[self.engine].host.scaled(self.slower.get("host", 1.0))
+        kernels = kernels_of(self.hardware).scaled(self.slower)
+        return Forward(self.architecture, kernels, host, self.tp, routing_skew=self.routing_skew)
+
+    @property
+    def memory(self) -> EngineMemory:
+        """How its engine is configured."""
+        engine = engines()[self.engine]
+        return EngineMemory(
+            self.memory_share, self.max_running, TOKEN_BUDGET, engine.sampler, engine.graphs_bytes,
+            self.slower.get("memory", 1.0),
+        )  # fmt: skip
 
     @cached_property
     def tables(self) -> StepTables:
@@ -69,11 +79,11 @@ class ServingCost:
         return self.tables.costs()
 
     def bounds(self) -> Bounds:
-        return Bounds(self.max_running, TOKEN_BUDGET, self._blocks)
+        return Bounds(self.max_running, TOKEN_BUDGET, self._blocks, state_blocks(self.architecture, self.tp))
 
     @cached_property
     def _blocks(self) -> int:
-        return kv_blocks(self.architecture, self.hardware, self.tp, max_running=self.max_running)
+        return kv_blocks(self.architecture, self.hardware, self.tp, self.memory)
 
     @property
     def kv_capacity_tokens(self) -> int:
@@ -114,51 +124,22 @@ class ServingCost:
         )
 
 
+class Sync(StrEnum):
+    """How a new version of the policy gets from the training unit to the replicas."""
+
+    STORE = "store"  # each device writes its part to a store in host memory, replicas read what they need
+    GATHER = "gather"  # the unit gathers every parameter and sends it to all replicas
+
+
 @dataclass(frozen=True)
-class TrainingCost:
-    """The training unit: forward and backward over all tokens, a log-probability pass, the optimizer."""
+class GatherCost:
+    """Seconds a byte and a tensor of the policy's parameters."""
 
-    architecture: Architecture
-    hardware: Hardware
-    control_s: float  # of an optimizer step, beside what it reads and writes
-    flop_s: float  # device-seconds a FLOP, see `seconds_a_flop`
-    stages: int = 1  # of a pipeline; 1 is sharded data parallelism
-    width: int = 1  # tensor parallelism of a pipeline's stage
-    mini_batch_samples: int = 1
-    token_scale: int = 1
+    byte_s: float
+    tensor_s: float
 
-    def device_s(self, tokens: int, pairs: float) -> float:
-        """Device-seconds for `tokens` with `pairs` (query, key) pairs: a forward pass for log-probabilities,
-        and a forward and a backward pass (twice a forward one)."""
-        flops = 4 * forward_flops(self.architecture, tokens * self.token_scale, pairs * self.token_scale**2)
-        return flops * self.flop_s
-
-    def micro_s(self, tokens: int, pairs: float, devices: int) -> float:
-        """Seconds of a micro-batch that all devices share, with its part of the pipeline's bubble."""
-        return self.device_s(tokens, pairs) / devices * (1 + self.bubble(devices))
-
-    def bubble(self, devices: int) -> float:
-        """Idle time of a pipeline beside its work, with one sequence a pipelined micro-batch."""
-        pipelines = max(1, devices // (self.stages * self.width))
-        return (self.stages - 1) * pipelines / self.mini_batch_samples
-
-    def step_s(self, devices: int) -> float:
-        """An optimizer step reads and writes all training state once."""
-        moved = 2 * self.architecture.params_total * TRAIN_STATE_BYTES / devices
-        return self.control_s + moved / self.hardware.memory_bytes_per_s
-
-    @property
-    def token_device_s(self) -> float:
-        return self.device_s(1, 0.0)
-
-    @property
-    def optimizer_bytes(self) -> float:
-        return self.architecture.params_total * OPTIMIZER_BYTES
-
-    @property
-    def smallest_unit(self) -> int:
-        """Devices that the training state needs at least."""
-        return train_devices(self.architecture, self.hardware)
+    def seconds(self, model: Architecture) -> float:
+        return model.weight_bytes * self.byte_s + model.tensors * self.tensor_s
 
 
 @dataclass(frozen=True)
@@ -170,6 +151,8 @@ class ClusterCost:
     phase_s: dict[str, float]
     control_s: dict[str, float]
     gpus_per_node: int
+    sync: Sync = Sync.STORE
+    gathering: GatherCost = GatherCost(0.0, 0.0)
 
     @property
     def token_scale(self) -> int:
@@ -177,7 +160,8 @@ class ClusterCost:
 
     @property
     def extrapolated(self) -> bool:
-        return self.training.hardware.extrapolated
+        device = self.training.hardware.name
+        return any(measured_on(kernel, device) != device for kernel in FORMS if kernel != "linear_attention")
 
     @property
     def restart_s(self) -> float:
@@ -211,11 +195,16 @@ class ClusterCost:
         return self.training.optimizer_bytes / devices
 
     def publish_s(self, devices: int) -> float:
+        """Until a new version is where replicas can load it from, or with `GATHER`, in all of them."""
+        if self.sync is Sync.GATHER:
+            return self.control_s["publish"] + self.gathering.seconds(self.training.architecture)
         weights = self.training.architecture.params_total * BYTES_PER_PARAMETER / devices
         return self.control_s["publish"] + self.copy_s(weights, min(devices, self.gpus_per_node))
 
     def update_s(self) -> float:
         """With all of its node: replicas are told of a version at the same moment."""
+        if self.sync is Sync.GATHER:
+            return self.control_s["update"]
         return self.control_s["update"] + self.copy_s(self._bytes(Role.ROLLOUT, 1), self.gpus_per_node)
 
     def warm_shift_s(self) -> float:
@@ -224,60 +213,58 @@ class ClusterCost:
         return sum(self.phase_s.values()) + slowest
 
 
-def forward_flops(model: Architecture, tokens: float, pairs: float) -> float:
-    """FLOPs of one forward pass: 2 a parameter and token; 4 a head dimension for each pair that attends."""
-    return 2.0 * model.params_active * tokens + 4.0 * model.full_layers * model.heads * model.head_dim * pairs
-
-
-def seconds_a_flop(hardware: Hardware, share: float) -> float:
-    """Device-seconds of training a FLOP, where training on `MEASURED_ON` reaches `share` of the peak.
-
-    GEMMs reach the kernels' share of any device's peak. What training takes beside them (links, memory, host,
-    imbalance) does not hang on the peak: it takes as long here as there.
-    """
-    measured = load_hardware(MEASURED_ON)
-    gemm: float = coefficients()["gemm"].compute
-    rest = (1 / share - 1 / gemm) / measured.bf16_flops
-    return 1 / (hardware.bf16_flops * gemm) + max(0.0, rest)
-
-
 def cluster_cost(
     policy: Architecture, judge: Architecture, hardware: Hardware, *, policy_tp: int, judge_tp: int,
     max_running: int, gpus_per_node: int = 8, train_stages: int = 1, mini_batch_samples: int = 512,
-    token_scale: int = 1, factors: Mapping[str, float] = NO_FACTORS,
+    token_scale: int = 1, engine: str = ENGINE, memory_share: float = SHARE, sync: Sync = Sync.STORE,
+    sequence_tokens: int = 0, routing_skew: float = 0.0, factors: Mapping[str, float] = NO_FACTORS,
+    slower: Mapping[str, float] = NOMINAL,
 ) -> ClusterCost:  # fmt: skip
-    """The cost model of a model group; `factors` multiply its coefficients (see `NO_FACTORS`)."""
+    """The cost model of a model group. `factors` multiply its coefficients (see `NO_FACTORS`), `slower` says
+    which machine of those that the coefficients' bands allow it is (see `machines.py`)."""
     by = {**NO_FACTORS, **factors}
+    slower = {**slower, "host": slower.get("host", 1.0) * by["host"]}
     hardware = replace(
         hardware,
         bf16_flops=hardware.bf16_flops * by["compute"],
         memory_bytes_per_s=hardware.memory_bytes_per_s * by["memory"],
         nvlink_bytes_per_s=hardware.nvlink_bytes_per_s * by["link"],
         pcie_bytes_per_s=hardware.pcie_bytes_per_s * by["link"],
-        node_host_bytes_per_s=hardware.node_host_bytes_per_s * by["link"],
+        node_host_bytes_per_s=hardware.node_host_bytes_per_s * by["link"] / slower.get("copy", 1.0),
     )
     shift: dict[str, Any] = tomllib.loads((HERE / "shift.toml").read_text())
-    trained: dict[str, dict[str, float]] = tomllib.loads((HERE / "training.toml").read_text())
-    share = trained["utilisation"]["experts" if policy.experts else "dense"]
-    flop_s = seconds_a_flop(hardware, share) / by["training"]
-    phase_s, control_s = ({k: v * by["shift"] for k, v in shift[t].items()} for t in ("phase_s", "control_s"))
+    share = trained()["utilisation"]["experts" if policy.experts else "dense"]
+    flop_s = seconds_a_flop(hardware, share) / by["training"] * slower.get("training", 1.0)
+    byte_s = trained()["communication"]["byte_s"] / by["link"] * slower.get("communication", 1.0)
+    phase_s, control_s = (
+        {name: seconds * by["shift"] * slower.get(axis, 1.0) for name, seconds in shift[table].items()}
+        for table, axis in (("phase_s", "shift"), ("control_s", "update"))
+    )
     training = TrainingCost(
         policy,
         hardware,
         control_s["optimizer"],
         flop_s,
+        byte_s,
         train_stages,
         policy_tp,
         mini_batch_samples,
         token_scale,
+        sequence_tokens,
     )
     return ClusterCost(
         serving={
-            Role.ROLLOUT: ServingCost(policy, hardware, policy_tp, max_running, token_scale, by["host"]),
-            Role.REWARD: ServingCost(judge, hardware, judge_tp, max_running, token_scale, by["host"]),
+            role: ServingCost(
+                model, hardware, tp, max_running, token_scale, engine, memory_share, slower, routing_skew
+            )
+            for role, model, tp in ((Role.ROLLOUT, policy, policy_tp), (Role.REWARD, judge, judge_tp))
         },
         training=training,
         phase_s=phase_s,
         control_s=control_s,
         gpus_per_node=gpus_per_node,
+        sync=sync,
+        gathering=GatherCost(
+            *(shift["gather"][k] * slower.get("update", 1.0) for k in ("byte_s", "tensor_s"))
+        ),
     )

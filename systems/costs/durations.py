@@ -21,11 +21,13 @@ class Costs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What an engine is configured with, and the blocks that its memory holds."""
+    """What an engine is configured with, and the blocks that its memory holds. A sequence that has been begun
+    takes `state_blocks` beside those of its context, for the state that linear attention keeps of it."""
 
     max_running: int
     token_budget: int
     blocks: int
+    state_blocks: int = 0
 
 
 class ServingDurations(Protocol):

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from systems.costs.architecture import Architecture, distinct_experts
 from systems.costs.durations import Costs
-from systems.costs.kernels import BYTES, Array, Kernels
+from systems.costs.kernels import BYTES, QUERY_TILE, STATE, Array, Kernels
+from systems.costs.memory import GIB
 
 HERE = Path(__file__).parent
 
@@ -39,11 +40,28 @@ class Host:
         return Host(self.step_s * factor, self.layer_s * factor, self.sequence_s * factor, self.prefill)
 
 
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A version of a serving engine: its host layer, and what it takes of a device's memory."""
+
+    name: str
+    host: Host
+    sampler: float  # values a sequence and word of the vocabulary in its dummy run, see `memory.py`
+    graphs_bytes: float
+    about: str
+
+
 @cache
-def engines() -> dict[str, Host]:
-    """Fitted host layers by engine, from `engines.toml`."""
+def engines() -> dict[str, Engine]:
+    """Fitted engines by name, from `engines.toml`."""
     raw = tomllib.loads((HERE / "engines.toml").read_text())
-    return {name: Host(**{key: table[key] for key in Host.__slots__}) for name, table in raw.items()}
+    return {
+        name: Engine(
+            name, Host(**{key: table[key] for key in Host.__slots__}),
+            table["sampler"], table["graphs_gib"] * GIB, table["about"],
+        )
+        for name, table in raw.items()
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -59,6 +77,7 @@ class Forward:
     host: Host
     tp: int
     expert_ranks: int = 1
+    routing_skew: float = 0.0  # of experts' popularity, see `distinct_experts`
 
     def decode_s(self, sequences: Array, kv_tokens: Array) -> Any:
         """One token for each of `sequences`."""
@@ -76,13 +95,14 @@ class Forward:
         arch, host = self.architecture, self.host
         prefill = self.kernels.prefill_attention_s(pairs, queries, context, *self.head_split, arch.head_dim)
         attention = prefill * host.prefill
+        linear = self.linear_prefill_s(queries, starting) * host.prefill
         alone = 0.0
         if sequences:
             attention = attention + self._decode_attention_s(sequences, kv_tokens)
             alone = self.body_s(sequences)
         read = (self.body_s(sequences + queries) - alone) * host.prefill
         fixed = self.fixed_s(sequences + starting)
-        return float(fixed + alone + read + arch.full_layers * attention)
+        return float(fixed + alone + read + arch.full_layers * attention + linear)
 
     def tables(self, most: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """alpha[n] and beta[n] for n = 0..most; entry 0 is not used."""
@@ -117,11 +137,36 @@ class Forward:
         moved = BYTES * arch.head_dim * (2.0 * queries * heads + 2.0 * context * kv_heads)
         memory = moved / (hardware.memory_bytes_per_s * kernel.memory)
         larger, smaller = (compute, memory) if compute > memory else (memory, compute)
+        blocks = heads * -(-queries // QUERY_TILE) * kernel.block_s
+        slower = self.kernels.factor("prefill_attention")
         if larger <= 0.0:
-            return arch.full_layers * kernel.t0_s
+            return arch.full_layers * (kernel.t0_s + blocks) * slower
         r = kernel.sharpness
         sharpened: float = (1.0 + (smaller / larger) ** r) ** (1.0 / r)
-        return arch.full_layers * (kernel.t0_s + larger * sharpened)
+        return arch.full_layers * (kernel.t0_s + larger * sharpened + blocks) * slower
+
+    @cached_property
+    def linear_heads(self) -> float:
+        """Value heads of linear attention on a device, counted by the size of their state."""
+        arch = self.architecture
+        own = max(1, arch.linear_value_heads // self.tp)
+        return own * arch.linear_key_dim * arch.linear_value_dim / STATE
+
+    def linear_prefill_s(self, queries: float, starting: int) -> float:
+        """All layers' linear attention over new tokens; how they divide among the prompts that end in this
+        step and one more is not known, and taken to be even."""
+        arch = self.architecture
+        if not arch.linear_layers:
+            return 0.0
+        prompts = max(1, starting)
+        kernel = self.kernels.linear_attention
+        work = self.linear_heads * (queries * kernel.token_s + prompts * kernel.sequence_s)
+        walk, r = queries / prompts * kernel.walk_s, kernel.sharpness
+        larger, smaller = (work, walk) if work > walk else (walk, work)
+        sharpened: float = (1.0 + (smaller / larger) ** r) ** (1.0 / r) if larger > 0.0 else 0.0
+        return (
+            arch.linear_layers * (kernel.t0_s + larger * sharpened) * self.kernels.factor("linear_attention")
+        )
 
     def _decode_attention_s(self, sequences: Array, kv_tokens: Array) -> Any:
         heads, kv_heads = self.head_split
@@ -155,20 +200,22 @@ class Forward:
 
     def state_s(self, sequences: Array) -> Any:
         """Linear attention reads and writes the state of each sequence, in every layer that has one."""
-        hardware = self.kernels.hardware
-        moved = 2.0 * self.architecture.state_bytes_per_sequence / self.tp
-        efficiency = self.kernels.decode_attention.memory
-        return np.asarray(sequences) * moved / (hardware.memory_bytes_per_s * efficiency)
+        arch, sampled = self.architecture, np.asarray(sequences, dtype=np.float64)
+        if not arch.linear_layers:
+            return np.zeros_like(sampled)
+        each = self.kernels.linear_decode_s(self.linear_heads, sampled)
+        return np.where(sampled > 0, arch.linear_layers * each, 0.0)
 
     def _dense_s(self, tokens: Array, width: int) -> Any:
         k, hidden, part = self.kernels, self.architecture.hidden, width / self.tp
-        return k.gemm_s(tokens, 2 * part, hidden) + k.gemm_s(tokens, hidden, part)
+        into = self.architecture.ffn_matrices - 1
+        return k.gemm_s(tokens, into * part, hidden) + k.gemm_s(tokens, hidden, part)
 
     def _experts_s(self, tokens: Array) -> Any:
         """Experts are cut like any matrix (tensor parallel); real routing hits fewer than it could."""
         arch, k, ranks = self.architecture, self.kernels, self.expert_ranks
         routed_tokens = np.asarray(tokens) * ranks
-        hit = distinct_experts(arch.experts, arch.experts_per_token, routed_tokens) / ranks
+        hit = distinct_experts(arch.experts, arch.experts_per_token, routed_tokens, self.routing_skew) / ranks
         width = arch.expert_ffn / self.tp
         routed = k.experts_s(routed_tokens, hit, arch.experts_per_token, arch.hidden, width, ranks)
         exchanged = k.all_reduce_s(routed_tokens * arch.hidden * BYTES, ranks)
@@ -202,4 +249,7 @@ class StepTables:
         body, alone = self._body[sequences + queries], self._body[sequences]
         attention = forward.prefill_attention_fast_s(pairs, queries, context) * prefill
         decode = self._decode[sequences - 1] + self.beta[sequences] * kv_tokens if sequences else 0.0
-        return self._fixed[sequences + starting] + alone + (body - alone) * prefill + attention + decode
+        linear = forward.linear_prefill_s(queries, starting) * prefill
+        return (
+            self._fixed[sequences + starting] + alone + (body - alone) * prefill + attention + linear + decode
+        )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 PROFILES = Path(__file__).parent / "hardware"
 MEASURED_ON = "h100"  # where the kernels' coefficients come from
@@ -35,6 +36,7 @@ class Hardware:
 
     name: str
     bf16_flops: float
+    multiprocessors: int
     memory_bytes_per_s: float
     memory_bytes: float
     nvlink_bytes_per_s: float
@@ -42,11 +44,6 @@ class Hardware:
     rdma_bytes_per_s: float
     host_memory_bytes: float
     node_host_bytes_per_s: float  # that all devices of a node copy to or from host memory together
-
-    @property
-    def extrapolated(self) -> bool:
-        """Are kernel times on it a transfer from another device?"""
-        return self.name != MEASURED_ON
 
 
 def hardware_names() -> list[str]:
@@ -65,5 +62,7 @@ def quantities(name: str) -> Mapping[str, Quantity]:
 
 def load_hardware(name: str) -> Hardware:
     known = quantities(name)
-    values = {field.name: known[field.name].value for field in fields(Hardware) if field.name != "name"}
-    return Hardware(name, **values)
+    values: dict[str, Any] = {
+        field.name: known[field.name].value for field in fields(Hardware) if field.name != "name"
+    }
+    return Hardware(name, **{**values, "multiprocessors": int(values["multiprocessors"])})

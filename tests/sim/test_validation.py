@@ -14,8 +14,9 @@ from click.testing import CliRunner
 from harness.cli.validate import command
 from harness.errors import UsageError
 from harness.fit.coefficients import fit_all, write
-from harness.fit.kernels import fit_kernel, kernel_tables, read_rows
+from harness.fit.kernels import fit_kernel, kernel_tables, linear_table, read_rows
 from harness.fit.served_runs import RUNS, latency_errors, makespan_error, read_run, simulate
+from harness.results.comparable import flat
 from systems.costs import kernels as shipped
 from systems.costs.forward import engines
 from systems.costs.hardware import load_hardware
@@ -26,39 +27,28 @@ needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="needs the public meas
 
 
 @needs_data
-@pytest.mark.parametrize("name", ["gemm", "prefill_attention", "decode_attention", "experts", "all_reduce"])
-def test_committed_kernels_are_what_the_data_gives(name: str) -> None:
-    """Nobody has edited the file, and the held-out errors in it are true."""
-    rows = next(table for table in kernel_tables(DATA) if table.name == name)
-    committed = tomllib.loads((shipped.HERE / "kernels.toml").read_text())[name]
-    fit = fit_kernel(rows)
-    assert committed["held_out_error"] == pytest.approx(fit.error, abs=5e-4)
-    assert committed["rows"] == fit.rows
-    for key in ("compute", "memory", "t0_s"):
-        if key in committed:
-            assert committed[key] == pytest.approx(getattr(fit.value, key), rel=1e-2)
-
-
-@needs_data
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.model)
 def test_replays_of_public_runs(run: object) -> None:
     kernels = shipped.kernels_of(load_hardware("rtxpro6000"))
     requests = read_run(DATA, run.file)  # type: ignore[attr-defined]
-    ends = simulate(requests, run, architecture(run.model), kernels, engines()["vllm"])  # type: ignore[arg-type, attr-defined]
+    ends = simulate(requests, run, architecture(run.model), kernels, engines()["vllm-0.12"].host)  # type: ignore[arg-type, attr-defined]
     assert abs(makespan_error(requests, ends)) <= 0.10
     assert abs(latency_errors(requests, ends)).mean() <= 0.15
 
 
+NOT_MET = {"kernel experts, a100"}  # see docs/limits.md: equal shapes differ by more than twice in the table
+
+
 @needs_data
-@pytest.mark.slow
 def test_the_whole_table_meets_its_targets(tmp_path: Path) -> None:
     result = CliRunner().invoke(
         command, ["--data", str(DATA), "--out", str(tmp_path), "--json"], catch_exceptions=False
     )
     rows = json.loads(result.stdout)
-    assert result.exit_code == 0, [row for row in rows if row["met"] is False]
+    assert {row["name"] for row in rows if row["met"] is False} == NOT_MET
+    assert result.exit_code == 1
     assert {"name", "value", "target", "met"} <= set(rows[0])
-    assert sum(row["met"] is True for row in rows) >= 13
+    assert sum(row["met"] is True for row in rows) >= 20
     assert json.loads((tmp_path / "validation.json").read_text()) == rows
     for ending in ("pdf", "png", "csv"):
         assert (tmp_path / f"predicted-against-measured.{ending}").stat().st_size > 1000
@@ -67,26 +57,32 @@ def test_the_whole_table_meets_its_targets(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def fitted_again(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out, said = tmp_path_factory.mktemp("fit"), list[str]()
-    write(fit_all(DATA, said.append), out)
+    write(fit_all(DATA, said.append), DATA, out)
     assert any("held-out error" in line for line in said)
     return out
 
 
-NOT_REPRODUCED = pytest.mark.xfail(
-    strict=True, reason="vllm's step_s and layer_s trade against each other: see docs/limits.md"
-)
+@needs_data
+@pytest.mark.parametrize("name", ["kernels.toml", "engines.toml", "training.toml", "bands.toml"])
+def test_fit_writes_what_is_committed(name: str, fitted_again: Path) -> None:
+    """Nobody has edited the files, and the held-out errors in them are true."""
+    new, old = (flat(tomllib.loads((folder / name).read_text())) for folder in (fitted_again, shipped.HERE))
+    assert new.keys() == old.keys()
+    for key, value in new.items():
+        if key.endswith((".quantum", ".nccl_log_s")):  # next to nothing, where a fit may stop anywhere
+            assert value < 1e-3 or value == pytest.approx(old[key], rel=2e-2), key
+        elif isinstance(value, float):
+            assert value == pytest.approx(old[key], rel=2e-2), key
+        else:
+            assert value == old[key], key
 
 
 @needs_data
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["kernels.toml", "training.toml", pytest.param("engines.toml", marks=NOT_REPRODUCED)]
-)
-def test_fit_writes_what_is_committed(name: str, fitted_again: Path) -> None:
-    new, old = (tomllib.loads((folder / name).read_text()) for folder in (fitted_again, shipped.HERE))
-    assert new.keys() == old.keys()
-    for key, table in new.items():
-        assert table == pytest.approx(old[key], rel=2e-2), key
+def test_bands_cover_what_was_held_out() -> None:
+    """80 % bands, made without a fold, hold 70 to 90 % of its rows: on every measured kernel and device."""
+    for rows in [*kernel_tables(DATA), linear_table(DATA, "generation")]:
+        coverage = fit_kernel(rows).band.coverage
+        assert 0.70 <= coverage <= 0.90, (rows.device, rows.name, coverage)
 
 
 def test_missing_data_is_one_line(tmp_path: Path) -> None:

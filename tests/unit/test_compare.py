@@ -73,7 +73,7 @@ def test_a_planted_five_percent_is_found_seed_by_seed(runs: list[Recorded]) -> N
     assert found.effect.verdict is Verdict.FASTER
     assert found.effect.ratio == pytest.approx(1.05, abs=0.02)
     assert (found.effect.n, found.effect.paired, found.kind) == (10, True, "simulated")
-    assert sorted(found.points) == list(SEEDS)
+    assert sorted(found.by_seed) == list(SEEDS)
     assert only(compare(sped_up(runs, 1.05), ["pivot", "colocated"])).effect.verdict is Verdict.SLOWER
 
 
@@ -279,7 +279,7 @@ def test_runs_without_a_partner_are_left_out_aloud(runs: list[Recorded]) -> None
     kept = [one for one in kept if one.spec["system"] == "pivot" or one.seed > 0]
     found = only(compare(kept, ["colocated", "pivot"]))
     assert found.effect.n == 6
-    assert "4 runs have no partner of their seed and are left out" in found.notes
+    assert "4 runs have no partner of their seed and machine and are left out" in found.notes
 
 
 def test_the_newest_of_equal_runs_counts_and_that_is_said(runs: list[Recorded]) -> None:
@@ -290,7 +290,7 @@ def test_the_newest_of_equal_runs_counts_and_that_is_said(runs: list[Recorded]) 
     found = only(compare([*runs, again, again], ["colocated", "pivot"]))
     assert "pivot: the newest of 3 equal runs of a seed" in found.notes
     base = next(one for one in runs if one.spec["system"] == "colocated" and one.seed == 3)
-    assert found.points[3] == pytest.approx(7.0 / base.summary["tokens_per_s"]["total"])
+    assert found.by_seed[3] == pytest.approx(7.0 / base.summary["tokens_per_s"]["total"])
 
 
 def test_a_condition_above(runs: list[Recorded]) -> None:

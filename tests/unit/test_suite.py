@@ -127,19 +127,19 @@ def test_refusals_name_the_line_and_the_key(
 
 
 def test_a_cell_that_does_not_fit_is_refused_with_the_numbers(tmp_path: Path) -> None:
-    """The longest response is blamed, without which the cell would fit."""
+    """The longest judgement is blamed, without which the cell would fit."""
     text = """\
 seeds = 1
 [[grid]]
 system = "pivot"
 model = ["moe-122b"]
 [grid.set]
-"lengths.response_cap" = 9000000
+"lengths.judge_cap" = 9000000
 """
     path = write(tmp_path, text)
     with pytest.raises(
         UsageError,
-        match=r"study.toml:6: grid\[0\].set.lengths.response_cap: pivot moe-122b: .*context tokens fit",
+        match=r"study.toml:6: grid\[0\].set.lengths.judge_cap: pivot moe-122b: .*context tokens fit",
     ):
         load_suite(path)
 

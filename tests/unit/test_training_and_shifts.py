@@ -12,9 +12,10 @@ from harness.fit.shifts import PHASES, fit_shifts, held_out_shifts, quoted
 from harness.runs.assemble import assemble
 from harness.runs.costs import modelled
 from systems.costs import cost as shipped
-from systems.costs.cost import ClusterCost, TrainingCost, forward_flops, seconds_a_flop
+from systems.costs.cost import ClusterCost
 from systems.costs.hardware import load_hardware
-from systems.costs.kernels import coefficients
+from systems.costs.kernels import fitted
+from systems.costs.training import TrainingCost, forward_flops, seconds_a_flop
 from systems.loop.clock import now_ns, run_virtual
 from systems.types import NS_PER_S, How, Placement, Role, Shift
 from tests.conftest import small_spec
@@ -46,7 +47,7 @@ def test_long_responses_cost_more_than_their_tokens() -> None:
 
 def test_a_pipeline_idles_while_it_fills() -> None:
     """Four stages of eight devices, 512 sequences: one pipeline on 32 devices, two on 64."""
-    training = TrainingCost(architecture("Qwen2.5-72B"), H20, 0.2, 1e-14, 4, 8, 512)
+    training = TrainingCost(architecture("Qwen2.5-72B"), H20, 0.2, 1e-14, 0.0, 4, 8, 512)
     assert training.bubble(32) == pytest.approx(3 / 512)
     assert training.bubble(64) == pytest.approx(3 / 256)
     assert replace(training, stages=1).bubble(64) == 0
@@ -61,11 +62,22 @@ def test_a_token_that_stands_for_many_attends_to_many() -> None:
 
 
 def test_a_device_with_a_smaller_peak_loses_less_to_the_rest() -> None:
-    h100, gemm = load_hardware("h100"), coefficients()["gemm"].compute
+    h100, gemm = load_hardware("h100"), fitted()["h100"]["gemm"].compute
     assert 1 / (h100.bf16_flops * seconds_a_flop(h100, 0.25)) == pytest.approx(0.25)
     reached = 1 / (H20.bf16_flops * seconds_a_flop(H20, 0.25))
     assert 0.25 < reached < gemm
     assert seconds_a_flop(H20, 0.25) > seconds_a_flop(h100, 0.25)
+
+
+def test_what_is_communicated_does_not_shrink_with_devices() -> None:
+    """So twice the devices are never twice as fast, and experts are not gathered."""
+    training = TrainingCost(architecture("Qwen2.5-7B"), H20, 0.2, 1e-14, 4e-10)
+    alone = training.step_s(1)
+    assert alone == pytest.approx(replace(training, byte_s=0.0).step_s(1))
+    sent = 2 * architecture("Qwen2.5-7B").params_total * 4e-10
+    assert training.step_s(64) - replace(training, byte_s=0.0).step_s(64) == pytest.approx(sent * 63 / 64)
+    experts = architecture("Qwen3-30B-A3B")
+    assert experts.gathered_params < 0.1 * experts.params_total
 
 
 def cluster() -> ClusterCost:
@@ -131,5 +143,6 @@ def test_a_system_is_predicted_without_its_own_shifts() -> None:
 def test_shipped_shares_say_how_far_off_they_are() -> None:
     raw = tomllib.loads((shipped.HERE / "training.toml").read_text())
     assert 0 < raw["utilisation"]["experts"] < raw["utilisation"]["dense"] < 0.6
+    assert 0 < raw["communication"]["byte_s"] < 1e-8
     assert 0 < raw["fit"]["held_out_error_dense"] < 0.2
     assert raw["fit"]["rows"] == 11

@@ -79,18 +79,22 @@ def test_a_histogram_is_drawn_by_probability(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("a.csv", "tokens\n1\n", "no column 'output_tokens' (it has tokens)"),
+        (
+            "a.csv",
+            "tokens\n1\n",
+            "how long responses are; it has tokens. Accepted",
+        ),
         ("a.csv", "output_tokens\n5\n-3\n", "row 2: output_tokens is -3; lengths are 1 to 10000000"),
         ("a.csv", "output_tokens\n5\n99999999\n", "row 2: output_tokens is 1e+08"),
-        ("a.csv", "output_tokens\n5\nmany\n", "row 1: output_tokens is '5', not a length"),
+        ("a.csv", "output_tokens\n5\nmany\n", "row 2: output_tokens is 'many', not a length"),
         ("a.csv", "output_tokens\n5\n\n7\n", None),
-        ("a.csv", "output_tokens,x\n5,1\n,2\n", "row 2: output_tokens is nan, not a length"),
-        ("a.csv", "output_tokens,probability\n5,1.5\n", "row 1: probability is 1.5, not a probability"),
+        ("a.csv", "output_tokens,x\n5,1\n,2\n", "row 2: output_tokens is '', not a length"),
+        ("a.csv", "output_tokens,probability\n5,1.5\n", "row 1: probability is '1.5', not a probability"),
         ("a.csv", "output_tokens,probability\n5,0\n", "probability adds up to 0"),
         ("a.csv", "output_tokens\n", "has no rows"),
-        ("a.jsonl", "{", "a.jsonl: "),
-        ("a.parquet", "no parquet", "a.parquet: "),
-        ("a.txt", "1", "a trace is one of .csv, .parquet, .jsonl"),
+        ("a.jsonl", "{", "a.jsonl:1: not JSON"),
+        ("a.parquet", "PAR1 no parquet", "a.parquet: "),
+        ("a.txt", "", "has no rows"),
     ],
 )
 def test_bad_traces_are_one_line(name: str, text: str, says: str | None, tmp_path: Path) -> None:
@@ -101,7 +105,7 @@ def test_bad_traces_are_one_line(name: str, text: str, says: str | None, tmp_pat
     with pytest.raises(TraceError) as error:
         read_trace(path)
     assert says in str(error.value)
-    assert str(error.value).startswith(f"{path}: ")
+    assert str(error.value).startswith(f"{path}:")
     assert "\n" not in str(error.value)
 
 
@@ -120,7 +124,8 @@ def test_a_plan_has_percentiles_and_memory() -> None:
 
 
 CONFIG = {
-    "num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 6, "num_key_value_heads": 6,
+    "model_type": "llama", "num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 6,
+    "num_key_value_heads": 6,
     "head_dim": 32, "intermediate_size": 512, "vocab_size": 1000,
 }  # fmt: skip
 

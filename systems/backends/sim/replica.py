@@ -71,13 +71,14 @@ class _Run:
     shared: int = 0  # of these, held in the prefix's blocks
     joined: int = -1  # the step at which it began to generate, or -1 while it is read in
     generated: int = 0  # before it joined
+    state: int = 0  # blocks that hold the state of its linear attention, once it has been begun
 
     def length(self, steps: int) -> int:
         """Context tokens in the cache after `steps` decode steps in all."""
         return self.read + (steps - self.joined if self.joined >= 0 else 0)
 
     def own_blocks(self, steps: int) -> int:
-        return -(-(self.length(steps) - self.shared) // BLOCK)
+        return -(-(self.length(steps) - self.shared) // BLOCK) + self.state
 
 
 @dataclass(slots=True)
@@ -278,7 +279,7 @@ class Replica:
             del self._reading[run.id]
             self._free += run.own_blocks(self._steps)
             self._drop_prefix(run)
-            run.read = 0
+            run.read = run.state = 0
             self._admitted -= 1
             self._waiting.appendleft(run)
         self._steps -= 1
@@ -396,9 +397,11 @@ class Replica:
         """A chunk for `run`, if there are blocks for all of it beside those that generating needs."""
         length, chunk = run.read - run.shared, min(run.context - run.read, budget)
         blocks = -(-(length + chunk) // BLOCK) - -(-length // BLOCK)
-        if blocks > self._free - self._crossings(1) and not forced:
+        state = self.bounds.state_blocks - run.state
+        if blocks + state > self._free - self._crossings(1) and not forced:
             return False
-        self._free -= blocks
+        self._free -= blocks + state
+        run.state += state
         run.read += chunk
         chunks.append((run, chunk))
         self._keep_prefix(run)
