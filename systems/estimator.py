@@ -24,19 +24,14 @@ class Estimator:
     def observe_batch(self, groups: Sequence[Group]) -> None:
         """Take its lengths over. A whole batch is free of the bias of what merely finished first."""
         samples = [sample for group in groups for sample in group.samples]
-        responses = [sample.response.length for sample in samples if sample.response]
+        lengths, prompts = dict(self.now.length_mean), dict(self.now.prompt_mean)
+        lengths[Role.ROLLOUT] = mean(sample.response.length for sample in samples if sample.response)
+        prompts[Role.ROLLOUT] = mean(group.prompt.length for group in groups)
         judgements = [judgement for sample in samples for judgement in sample.judgements]
-        self.now = replace(
-            self.now,
-            length_mean={
-                Role.ROLLOUT: mean(responses),
-                Role.REWARD: mean(judgement.length for judgement in judgements),
-            },
-            prompt_mean={
-                Role.ROLLOUT: mean(group.prompt.length for group in groups),
-                Role.REWARD: mean(judgement.prompt.length for judgement in judgements),
-            },
-        )
+        if judgements:
+            lengths[Role.REWARD] = mean(judgement.length for judgement in judgements)
+            prompts[Role.REWARD] = mean(judgement.prompt.length for judgement in judgements)
+        self.now = replace(self.now, length_mean=lengths, prompt_mean=prompts)
 
     def observe_training(self, took_s: float, devices: int) -> None:
         """One RL step's training took so long on so many devices."""

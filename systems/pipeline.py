@@ -147,6 +147,8 @@ class Pipeline:
         judgements = [self._sequence(sample, 1 + i, Role.REWARD, prompt) for i in range(calls)]
         lifecycle.begin_judging(sample, judgements)
         self.runtime.serving.submit(judgements)
+        if not judgements:  # a rule gives the reward, at once
+            self._hear_judge(sample)
 
     def _hear_judge(self, sample: Sample) -> None:
         """Score a sample once all its judgements are done. Several may end at one moment."""

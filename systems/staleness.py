@@ -37,6 +37,7 @@ class Admission:
         self._scored: dict[int, Group] = {}  # in completion order, until batched
         self._open: dict[int, int] = {}  # groups not batched yet, by admitted version, oldest first
         self._complete: dict[int, int] = {}  # of these, the scored ones
+        self._ready: bool | None = None  # what `ready` found, until something changes
 
     def admits(self, batch: int, version: int) -> bool:
         """May the groups of batch `batch` be admitted at this version?"""
@@ -45,6 +46,7 @@ class Admission:
     def admit(self, group: Group) -> None:
         self._admitted[group.id] = group
         self._open[group.admitted_version] = self._open.get(group.admitted_version, 0) + 1
+        self._ready = None
 
     def score(self, group: Group) -> None:
         """All samples of an admitted group have their reward."""
@@ -54,9 +56,15 @@ class Admission:
             raise IllegalTransition(f"group {group.id} was scored twice")
         self._scored[group.id] = group
         self._complete[group.admitted_version] = self._complete.get(group.admitted_version, 0) + 1
+        self._ready = None
 
     def ready(self) -> bool:
-        """Is there a batch for the trainer?"""
+        """Is there a batch for the trainer? It is asked far more often than anything changes."""
+        if self._ready is None:
+            self._ready = self._has_batch()
+        return self._ready
+
+    def _has_batch(self) -> bool:
         missing = self.recipe.prompts
         for admitted_version, open_groups in self._open.items():
             if self._complete.get(admitted_version, 0) < min(missing, open_groups):
@@ -96,6 +104,7 @@ class Admission:
             self._scored.values(), key=lambda group: (group.admitted_version, completion[group.id])
         )
         batch = sorted(by_age[: self.recipe.prompts], key=lambda group: group.id)
+        self._ready = None
         for group in batch:
             del self._scored[group.id]
             del self._admitted[group.id]

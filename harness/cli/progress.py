@@ -12,6 +12,7 @@ from harness.cli.summary import cut_off_step
 from harness.results.record import RunDirectory
 from harness.results.summary import Tally
 from harness.runs.spec import RunSpec, cores
+from workloads.groups import architecture_of
 
 
 class Progress:
@@ -45,6 +46,12 @@ class Progress:
         self._say(
             f"{spec.kind}: {spec.system} on {group.name} = {self._cast()}, staleness <= {spec.staleness}"
         )
+        for name in group.custom:
+            model = architecture_of(group, name)
+            self._say(
+                f"{name}: {model.params_total / 1e9:.2f} B parameters, {model.params_active / 1e9:.2f} B active, "
+                f"{model.kv_bytes_per_token / 1024:.0f} KiB of KV cache a token"
+            )
         if spec.trace is not None:
             self._say(f"lengths of {spec.trace.file}: {spec.trace.describe()}")
         if not spec.on.real:

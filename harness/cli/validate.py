@@ -65,10 +65,11 @@ def render_groups(found: Compared) -> str:
 def public(data: Path, out: Path, as_json: bool) -> None:
     """Every check against public measurements, with its target."""
     from harness.fit.checks import validate
+    from harness.studies.published import ratio_checks
     from paper_figures.style import label_kind, save, theme
     from paper_figures.validation import draw
 
-    report = validate(data)
+    report = validate(data, ratio_checks(data))
     out.mkdir(parents=True, exist_ok=True)
     replace_file(out / "validation.json", json.dumps(report.to_json(), indent=1) + "\n")
     theme()

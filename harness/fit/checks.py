@@ -6,7 +6,7 @@ predicted, and the one fitted link is tested on requests that it was not fitted 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -74,15 +74,15 @@ class Report:
         return [asdict(check) for check in self.checks]
 
 
-def validate(data: Path) -> Report:
-    """Raises `UsageError` for a folder without the data."""
+def validate(data: Path, more: Iterable[tuple[Check, Floats, Floats]] = ()) -> Report:
+    """`more` checks come last. Raises `UsageError` for a folder without the data."""
     fitted = fit_all(data, lambda line: None)
     checks: list[Check] = []
     points: list[pd.DataFrame] = []
     for part in (
         _kernels(fitted), _tpot(data, fitted), _runs(data, fitted), _h20(data, fitted),
         _rl_steps(data, fitted), _verl(data, fitted), _shifts(), _later_engine(data, fitted), _capacity(data),
-        _gathers(), _store_syncs(data),
+        _gathers(), _store_syncs(data), more,
     ):  # fmt: skip
         for check, measured, predicted in part:
             checks.append(check)

@@ -283,7 +283,7 @@ class Tally:
                 "true_accuracy": _mean([s.true for s in samples]),
                 "response_tokens_mean": _mean([s.response for s in samples]),
                 "response_tokens_max": max(s.response for s in samples),
-                "judge_tokens_mean": _mean(judged),
+                "judge_tokens_mean": _mean(judged) or 0.0,
                 "policy_tokens": sum(s.response for s in samples),
                 "judge_tokens": sum(judged),
                 "responses": len(samples),

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 
 from harness.errors import UsageError
-from harness.runs.backends import Learned, Request, recorded
+from harness.runs.backends import SIM, Learned, Request, recorded
 from harness.runs.costs import cost_of
 from harness.runs.estimates import floor_of, prior_of
 from harness.runs.layout import layout_of
@@ -78,6 +78,11 @@ def check_request(spec: RunSpec) -> tuple[ClusterDurations, Layout, Recipe]:
         check_divides(spec.group)
     check_fits(spec, cost)
     check_positions(spec.group)
+    if spec.on.real and not spec.group.workload.judge_calls:
+        raise UsageError(
+            "workload.judge_calls=0: a run with real text learns from its judge; without one it runs with "
+            f"--backend {SIM.name}"
+        )
     check_in_time(spec, cost, layout, recipe)
     return cost, layout, recipe
 
@@ -124,6 +129,8 @@ def check_divides(group: ModelGroup) -> None:
     """Tensor parallelism cuts whole heads and whole columns."""
     pair = group.pair
     for which, name, tp in (("policy", pair.policy, pair.policy_tp), ("judge", pair.judge, pair.judge_tp)):
+        if which == "judge" and not group.workload.judge_calls:
+            continue
         if tp > group.cluster.gpus_per_node:
             raise UsageError(
                 f"pair.{which}_tp={tp} is more than the {group.cluster.gpus_per_node} devices of a node, and "
@@ -144,6 +151,8 @@ def check_fits(spec: RunSpec, cost: ClusterDurations) -> None:
     longest = longest_context(spec)
     for role in SERVING:
         serving = cost.serving[role]
+        if role is Role.REWARD and not spec.group.workload.judge_calls:
+            continue
         if serving.kv_capacity_tokens < longest[role]:
             raise UsageError(
                 f"{serving.label}: "

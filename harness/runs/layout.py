@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from harness.errors import UsageError
-from systems.types import Device, Layout, Role
+from systems.types import SERVING, Device, Layout, Role
 from workloads.groups import ModelGroup
 
 
@@ -17,7 +17,7 @@ def layout_of(group: ModelGroup, train_min: int, time_shares: bool) -> Layout:
     cluster = group.cluster
     layout = Layout(
         devices=tuple(Device(i, i // cluster.gpus_per_node, cluster.hardware) for i in range(cluster.gpus)),
-        width={Role.ROLLOUT: group.pair.policy_tp, Role.REWARD: group.pair.judge_tp, Role.TRAIN: 1},
+        width={Role.ROLLOUT: group.pair.policy_tp, Role.REWARD: _judge_width(group), Role.TRAIN: 1},
         template={Role.TRAIN: cluster.train, Role.ROLLOUT: cluster.rollout, Role.REWARD: cluster.reward},
         train_min=train_min,
     )
@@ -36,7 +36,8 @@ def layout_of(group: ModelGroup, train_min: int, time_shares: bool) -> Layout:
         )
     side_by_side = cluster.gpus >= smallest_cluster(group, train_min, time_shares=False)
     for role, devices in layout.template.items():
-        if devices % layout.block or (devices == 0 and side_by_side):
+        idle = role is Role.REWARD and not group.workload.judge_calls  # nobody judges
+        if devices % layout.block or (devices == 0 and side_by_side and not idle):
             raise UsageError(
                 f"cluster.{role}={devices}: must be a positive multiple of {layout.block} devices, the "
                 "widest replica"
@@ -53,7 +54,7 @@ def smallest_cluster(group: ModelGroup, train_min: int, time_shares: bool) -> in
     """Devices that all roles need: one after the other, or side by side."""
     block = _block(group)
     train = math.ceil(train_min / block)
-    return block * (train if time_shares else train + 2)
+    return block * (train if time_shares else train + len(_serving_roles(group)))
 
 
 def scaled_split(group: ModelGroup, gpus: int, train_min: int, time_shares: bool) -> dict[str, int]:
@@ -65,15 +66,17 @@ def scaled_split(group: ModelGroup, gpus: int, train_min: int, time_shares: bool
     block = _block(group)
     needed = smallest_cluster(group, train_min, time_shares)
     if gpus < needed:
-        side = f" (train {needed - 2 * block}, rollout {block}, reward {block})" if not time_shares else ""
+        served = ", ".join(f"{role} {block}" for role in _serving_roles(group))
+        train_alone = needed - len(_serving_roles(group)) * block
+        side = f" (train {train_alone}, {served})" if not time_shares else ""
         raise UsageError(f"--gpus {gpus}: {group.name} needs at least {needed}{side}")
     if gpus % block:
         below = gpus - gpus % block
         raise UsageError(f"--gpus {gpus}: must be a multiple of {block}; nearest: {below} or {below + block}")
     total, train = gpus // block, math.ceil(train_min / block)
-    if total < train + 2:
+    if total < train + len(_serving_roles(group)):
         return {"train": total // 2 * block, "rollout": (total - total // 2) * block, "reward": 0}
-    least = {"train": train, "rollout": 1, "reward": 1}
+    least = {"train": train, "rollout": 1, "reward": int(Role.REWARD in _serving_roles(group))}
     share = {role: getattr(group.cluster, role) / group.cluster.gpus * total for role in least}
     split = {role: max(least[role], math.floor(share[role])) for role in least}
     while sum(split.values()) < total:
@@ -84,5 +87,14 @@ def scaled_split(group: ModelGroup, gpus: int, train_min: int, time_shares: bool
     return {role: blocks * block for role, blocks in split.items()}
 
 
+def _serving_roles(group: ModelGroup) -> tuple[Role, ...]:
+    """Nobody judges where a rule gives the reward."""
+    return SERVING if group.workload.judge_calls else (Role.ROLLOUT,)
+
+
+def _judge_width(group: ModelGroup) -> int:
+    return group.pair.judge_tp if group.workload.judge_calls else group.pair.policy_tp
+
+
 def _block(group: ModelGroup) -> int:
-    return max(group.pair.policy_tp, group.pair.judge_tp)
+    return max(group.pair.policy_tp, _judge_width(group))

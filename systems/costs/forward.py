@@ -129,21 +129,30 @@ class Forward:
         arch = self.architecture
         return -(-arch.heads // self.tp), max(1, arch.kv_heads // self.tp)
 
-    def prefill_attention_fast_s(self, pairs: float, queries: float, context: float) -> float:
-        """All layers' prefill attention, in plain arithmetic."""
+    @cached_property
+    def _prefill_terms(self) -> tuple[float, float, float, float, float, float, float]:
+        """All layers' prefill attention: seconds a launch, a pair, a query, a context token and a tile of
+        queries; the sharpness, and the tile."""
         arch, kernel, hardware = self.architecture, self.kernels.prefill_attention, self.kernels.hardware
         heads, kv_heads = self.head_split
-        compute = 4.0 * pairs * heads * arch.head_dim / (hardware.bf16_flops * kernel.compute)
-        moved = BYTES * arch.head_dim * (2.0 * queries * heads + 2.0 * context * kv_heads)
-        memory = moved / (hardware.memory_bytes_per_s * kernel.memory)
+        times = arch.full_layers * self.kernels.factor("prefill_attention")
+        byte_s = times * BYTES * arch.head_dim * 2.0 / (hardware.memory_bytes_per_s * kernel.memory)
+        pair_s = times * 4.0 * heads * arch.head_dim / (hardware.bf16_flops * kernel.compute)
+        return (
+            times * kernel.t0_s, pair_s, byte_s * heads, byte_s * kv_heads, times * heads * kernel.block_s,
+            kernel.sharpness, float(QUERY_TILE),
+        )  # fmt: skip
+
+    def prefill_attention_fast_s(self, pairs: float, queries: float, context: float) -> float:
+        """All layers' prefill attention, in plain arithmetic."""
+        launch_s, pair_s, query_s, context_s, tile_s, r, tile = self._prefill_terms
+        compute, memory = pairs * pair_s, queries * query_s + context * context_s
         larger, smaller = (compute, memory) if compute > memory else (memory, compute)
-        blocks = heads * -(-queries // QUERY_TILE) * kernel.block_s
-        slower = self.kernels.factor("prefill_attention")
+        fixed: float = launch_s + tile_s * -(-queries // tile)
         if larger <= 0.0:
-            return arch.full_layers * (kernel.t0_s + blocks) * slower
-        r = kernel.sharpness
+            return fixed
         sharpened: float = (1.0 + (smaller / larger) ** r) ** (1.0 / r)
-        return arch.full_layers * (kernel.t0_s + larger * sharpened + blocks) * slower
+        return fixed + larger * sharpened
 
     @cached_property
     def linear_heads(self) -> float:
@@ -152,21 +161,28 @@ class Forward:
         own = max(1, arch.linear_value_heads // self.tp)
         return own * arch.linear_key_dim * arch.linear_value_dim / STATE
 
+    @cached_property
+    def _linear_terms(self) -> tuple[float, float, float, float, float]:
+        """All layers' linear attention: seconds a launch, a token, a prompt, a token of the longest prompt;
+        the sharpness."""
+        kernel, heads = self.kernels.linear_attention, self.linear_heads
+        times = self.architecture.linear_layers * self.kernels.factor("linear_attention")
+        return (
+            times * kernel.t0_s, times * heads * kernel.token_s, times * heads * kernel.sequence_s,
+            times * kernel.walk_s, kernel.sharpness,
+        )  # fmt: skip
+
     def linear_prefill_s(self, queries: float, starting: int) -> float:
         """All layers' linear attention over new tokens; how they divide among the prompts that end in this
         step and one more is not known, and taken to be even."""
-        arch = self.architecture
-        if not arch.linear_layers:
+        if not self.architecture.linear_layers:
             return 0.0
-        prompts = max(1, starting)
-        kernel = self.kernels.linear_attention
-        work = self.linear_heads * (queries * kernel.token_s + prompts * kernel.sequence_s)
-        walk, r = queries / prompts * kernel.walk_s, kernel.sharpness
+        launch_s, token_s, prompt_s, walk_s, r = self._linear_terms
+        prompts = starting if starting > 1 else 1
+        work, walk = queries * token_s + prompts * prompt_s, queries / prompts * walk_s
         larger, smaller = (work, walk) if work > walk else (walk, work)
         sharpened: float = (1.0 + (smaller / larger) ** r) ** (1.0 / r) if larger > 0.0 else 0.0
-        return (
-            arch.linear_layers * (kernel.t0_s + larger * sharpened) * self.kernels.factor("linear_attention")
-        )
+        return launch_s + larger * sharpened
 
     def _decode_attention_s(self, sequences: Array, kv_tokens: Array) -> Any:
         heads, kv_heads = self.head_split
@@ -228,6 +244,7 @@ class StepTables:
 
     def __init__(self, forward: Forward, max_running: int, token_budget: int) -> None:
         self._forward = forward
+        self._hybrid = forward.architecture.linear_layers > 0
         alpha, beta = forward.tables(max_running)
         self.alpha: list[float] = alpha.tolist()
         self.beta: list[float] = beta.tolist()

@@ -92,6 +92,11 @@ class _Flow:
             self.training_s = max(0.05 * self.train_device_s, self.train_device_s - done)
 
     @property
+    def roles(self) -> tuple[Role, ...]:
+        """Those that have work at all: nobody judges where a rule gives the reward."""
+        return tuple(Role) if self.calls else (Role.ROLLOUT, Role.TRAIN)
+
+    @property
     def trainable(self) -> bool:
         if self.training_s is not None:
             return True
@@ -159,7 +164,7 @@ def forecast(view: View, now: Split, split: Split, base: Split, limit_s: float =
     shift_s = view.estimates.shift_s
     before, after = now, split
     ready_s = shift_s if any(now[role] != split[role] for role in Role) else 0.0
-    on_base, staffed = split == base, all(base.values())
+    on_base, staffed = split == base, all(base[role] for role in flow.roles)
     for _ in range(MAX_SLICES):
         if flow.publishes >= wanted or flow.time_s > limit_s:
             break
