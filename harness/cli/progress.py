@@ -48,9 +48,11 @@ class Progress:
         )
         for name in group.custom:
             model = architecture_of(group, name)
+            billions, active = model.params_total / 1e9, model.params_active / 1e9
+            kib = model.kv_bytes_per_token / 1024
             self._say(
-                f"{name}: {model.params_total / 1e9:.2f} B parameters, {model.params_active / 1e9:.2f} B active, "
-                f"{model.kv_bytes_per_token / 1024:.0f} KiB of KV cache a token"
+                f"{name}: {billions:.2f} B parameters, {active:.2f} B active, "
+                f"{kib:.0f} KiB of KV cache a token"
             )
         if spec.trace is not None:
             self._say(f"lengths of {spec.trace.file}: {spec.trace.describe()}")

@@ -48,7 +48,7 @@ def lengths(spec: RunSpec) -> list[Lengths]:
         _row("prompt", prompts, 1024),
         _row("response, first step", responses, caps.response_cap),
         _row("response, last step", late, caps.response_cap),
-        _row("judgement", judgements, caps.judge_cap),
+        *([_row("judgement", judgements, caps.judge_cap)] if judgements else []),
     ]
 
 

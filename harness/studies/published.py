@@ -18,6 +18,7 @@ does not say of every row.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,12 +40,7 @@ COLUMNS = (
     "model", "gpus", "mode", "trainer_gpus", "rollout_gpus", "batch_prompts", "responses", "max_response",
     "mean_response", "rollout_tp", "mini_batch_prompts", "steps", "hours",
 )  # fmt: skip
-SYSTEMS = {  # by mode: the system that stands for it, and its bound
-    "sync": ("colocated", 0),
-    "separate_async": ("disaggregated", 1),
-    "separate no-switch": ("disaggregated", 1),
-    "separate switch": ("pivot", 1),
-}
+MODES = Path(__file__).parent / "published.toml"  # by mode: the system that stands for it, and its bound
 RATIOS = (
     ("sync", "separate_async"),
     ("separate no-switch", "separate switch"),
@@ -66,10 +62,11 @@ class Mode:
 def modes(data: Path) -> dict[str, Mode]:
     """Every mode that a system here stands for."""
     found = {}
+    stands_for = tomllib.loads(MODES.read_text())["mode"]
     for row in read_rows(data, FILE, COLUMNS):
-        if row["mode"] not in SYSTEMS:
+        if row["mode"] not in stands_for:
             continue
-        system, bound = SYSTEMS[row["mode"]]
+        system, bound = stands_for[row["mode"]]["system"], stands_for[row["mode"]]["staleness"]
         tally = Tally()
         spec = RunSpec(
             system=system, backend="sim", steps=STEPS, seed=SEED, staleness=bound, group=group_of(row)
