@@ -49,6 +49,9 @@ def compare_rows(path: Path) -> Compared:
         raise UsageError(f"--rows {path}: {getattr(error, 'strerror', None) or error}") from None
     if not rows:
         raise UsageError(f"--rows {path}: has no rows")
+    if "kind" not in rows[0]:
+        named = ", ".join(str(column) for column in rows[0])
+        raise UsageError(f"--rows {path}: no column 'kind', which says what a row measures; it has {named}")
     found: list[dict[str, Any]] = []
     for number, row in enumerate(rows, start=2):
         where = f"--rows {path}:{number}"

@@ -128,6 +128,10 @@ def test_own_rows_as_a_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
+        (
+            "sort,model\nstatic,Qwen3-8B\n",
+            "no column 'kind', which says what a row measures; it has sort, model",
+        ),
         ("kind,model\n", "has no rows"),
         ("kind,model,gpus\nsync,Qwen3-8B,8\n", ":2: says none of seconds"),
         ("kind,model,gpus,seconds\nsync,Qwen3-8B,8,soon\n", ":2: seconds is 'soon', not a number"),
