@@ -191,28 +191,36 @@ class Serving:
         growth = estimates.length_mean[role] / 2  # on average half of a sequence is still to come
         full = speed.max_running + speed.ahead
         loads = [self._load(seat) for seat in self._open(role) if len(seat.lease.running) < full]
-        for sequence_id, epoch in assign(queued, loads, speed, growth):
+        soon = {load.epoch: load for load in self._soon(role)}
+        held: list[Sequence] = []
+        for sequence_id, epoch in assign(queued, [*loads, *soon.values()], speed, growth) if loads else ():
             sequence = queue.popleft()
             if sequence.id != sequence_id:
                 raise lifecycle.IllegalTransition(
                     f"sequence {sequence_id} was placed out of turn: {sequence.id} is next in the queue"
                 )
-            seat = self._seats[epoch]
-            lifecycle.dispatch(sequence, seat.lease)
-            self._demand.running[role] += 1
-            if seat.idle.is_set():
-                self._demand.idle_replicas -= 1
-                seat.heard_ns = now_ns()
-                seat.idle.clear()
-                seat.busy.set()
-            seat.worker.submit(work_of(sequence, epoch))
-            self._log.emit(
-                SequenceDispatched(
-                    t_ns=now_ns(), sequence=sequence.id, role=role, lease=epoch,
-                    context_tokens=sequence.context_tokens, resumed_tokens=sequence.length,
-                )
-            )  # fmt: skip
+            if epoch in soon:
+                held.append(sequence)
+            else:
+                self._send(sequence, self._seats[epoch])
+        queue.extendleft(reversed(held))
         self._turn.look()
+
+    def _send(self, sequence: Sequence, seat: _Seat) -> None:
+        lifecycle.dispatch(sequence, seat.lease)
+        self._demand.running[sequence.role] += 1
+        if seat.idle.is_set():
+            self._demand.idle_replicas -= 1
+            seat.heard_ns = now_ns()
+            seat.idle.clear()
+            seat.busy.set()
+        seat.worker.submit(work_of(sequence, seat.lease.epoch))
+        self._log.emit(
+            SequenceDispatched(
+                t_ns=now_ns(), sequence=sequence.id, role=sequence.role, lease=seat.lease.epoch,
+                context_tokens=sequence.context_tokens, resumed_tokens=sequence.length,
+            )
+        )  # fmt: skip
 
     def _open(self, role: Role) -> Iterator[_Seat]:
         """Replicas that may be given work now, oldest first."""
@@ -220,6 +228,14 @@ class Serving:
             lease = seat.lease
             if lease.role is role and lease.state is LeaseState.ACTIVE and not lease.updating:
                 yield seat
+
+    def _soon(self, role: Role) -> Iterator[Load]:
+        """Replicas that are just loading a version: what is best placed there waits for it, so that a
+        publish spreads all that it interrupted over all replicas, and not over the first to be back."""
+        for seat in self._seats.values():
+            lease = seat.lease
+            if lease.role is role and lease.state is LeaseState.ACTIVE and seat.loading:
+                yield Load(lease.epoch, self._demand.version, 0, 0.0)
 
     def _load(self, seat: _Seat) -> Load:
         lease = seat.lease
@@ -339,7 +355,7 @@ class Serving:
     async def _rebalance(self, role: Role) -> None:
         """After a replica has come: take sequences off the fullest ones, where that pays.
 
-        They go back to the queue; dispatch then finds that the emptiest replica gains most from them.
+        They go back to the queue; dispatch then sends each to where it is served best.
         """
         await asyncio.sleep(0)  # let the waiting ones be dispatched first
         estimates = self._estimator.now
