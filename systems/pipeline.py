@@ -220,9 +220,11 @@ class Pipeline:
         """A training unit that does not answer is lost like one that died."""
         try:
             async with asyncio.timeout(self.runtime.deadlines.train_s):
-                return await request
+                answer = await request
         except TimeoutError:
             raise WorkerLost((), "the training unit does not answer") from None
+        self.runtime.watchdog.feed()
+        return answer
 
     def _publish(self, groups: list[Group], stats: list[TrainStats]) -> None:
         for group in groups:

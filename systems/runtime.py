@@ -4,6 +4,7 @@
 |-----------|-----------|----------------------|-----------------------------------------------|
 | govern    | views     | `turn`               | any change of rates, or a plan's `revisit_ns` |
 | carry out | one shift | its sources to drain | aborts, ends, the end of a training step      |
+| watch     | progress  | too long a silence   | time                                          |
 
 (`serving.py` has the tasks of replicas and sequences, `leases.py` those of lost devices.)
 
@@ -36,6 +37,7 @@ from systems.events import (
 from systems.leases import Leases
 from systems.loop.clock import now_ns
 from systems.loop.tasks import Tasks
+from systems.loop.watchdog import Watchdog
 from systems.reconcile import reconcile
 from systems.serving import Deadlines, Serving
 from systems.staleness import Admission
@@ -76,9 +78,11 @@ class Runtime:
         self.turn = Turn(recipe, admission)
         self._demand = self.turn.demand
         self._leases = Leases(backend, log, self._tasks, self.turn)
+        self.watchdog = Watchdog()
         self.serving = Serving(
-            backend, log, recipe.publishing, self.deadlines, estimator, self._tasks, self.turn, self._leases
-        )
+            backend, log, recipe.publishing, self.deadlines, estimator, self._tasks, self.turn, self._leases,
+            self.watchdog,
+        )  # fmt: skip
         self._policy = policy
         self._memory = policy.begin(layout)
         self._backend = backend
@@ -95,6 +99,7 @@ class Runtime:
         self._train_idle.set()
         self._backend.start()
         self._tasks.start(self._govern())
+        self._tasks.start(self.watchdog.watch(self._patience_s, self.describe))
         self.turn.now()
         return self
 
@@ -120,6 +125,7 @@ class Runtime:
                 )  # fmt: skip
             self._desired = plan
             self._apply()
+            self.turn.had()
             if self._revisit is not None:
                 self._revisit.cancel()
             if plan.revisit_ns is not None:
@@ -134,6 +140,7 @@ class Runtime:
         ):
             self._shifts = shift.id + 1
             self._shifting.update(dict.fromkeys(shift.devices, shift.id))
+            self._look_at_trainer()
             self._tasks.start(self._carry_out(shift))
 
     def view(self) -> View:
@@ -174,6 +181,9 @@ class Runtime:
             f"{self.view().describe()}; shifting {sorted(self._shifting)}; down {sorted(self._leases.down)}"
         )
 
+    def _patience_s(self) -> float:
+        return self.deadlines.stalled_s(training=self.turn.training_since is not None)
+
     # ------------------------------------------------------------------------------- shifting
 
     async def _carry_out(self, shift: Shift) -> None:
@@ -202,6 +212,7 @@ class Runtime:
             fault = WorkerLost(shift.devices, f"shift {shift.id} did not end in time")
         for device in shift.devices:
             del self._shifting[device]
+        self._look_at_trainer()
         if fault is None:
             for lease in targets:
                 self._activate(lease)
@@ -226,7 +237,6 @@ class Runtime:
 
     async def _drain_one(self, lease: Lease, shift: Shift) -> None:
         if lease.role is Role.TRAIN:
-            self._train_ready.clear()
             await self._train_idle.wait()
             if lease.state is LeaseState.LOST:
                 raise WorkerLost((), "the training unit was lost while it drained")
@@ -256,7 +266,7 @@ class Runtime:
         self._leases.move(lease, LeaseState.ACTIVE)
         if lease.role is Role.TRAIN:
             self._trainer = self._backend.training(lease)
-            self._train_ready.set()
+            self._look_at_trainer()
         else:
             self.serving.attach(lease)
 
@@ -268,10 +278,22 @@ class Runtime:
         elif self._trainer is not None:
             self._trainer.close()
             self._trainer = None
-            self._train_ready.clear()
+            self._look_at_trainer()
 
     def _phase(self, shift: Shift, step: Step, bytes_moved: int = 0) -> None:
         self.log.emit(ShiftPhase(t_ns=now_ns(), shift=shift.id, phase=step, bytes_moved=bytes_moved))
+
+    def _look_at_trainer(self) -> None:
+        """May a step begin? Not on a unit that a shift has begun to take away, nor on one that is gone."""
+        leases = (lease for lease in self._leases.live.values() if lease.role is Role.TRAIN)
+        free = any(
+            lease.state is LeaseState.ACTIVE and lease.placement.devices[0] not in self._shifting
+            for lease in leases
+        )
+        if free and self._trainer is not None:
+            self._train_ready.set()
+        else:
+            self._train_ready.clear()
 
     # ------------------------------------------------------------------------------- losses
 
@@ -286,7 +308,11 @@ class Runtime:
 
     @contextlib.asynccontextmanager
     async def training_unit(self) -> AsyncIterator[tuple[TrainingWorker, Lease]]:
-        """The training unit once it is there; it will not be shifted away until this block ends."""
+        """The training unit once it is there; it will not be shifted away until this block ends.
+
+        The policy has a turn before: between two steps the unit may be made larger or smaller, or go.
+        """
+        await self.turn.offer()
         while self._trainer is None or not self._train_ready.is_set():
             await self._train_ready.wait()
         trainer = self._trainer

@@ -43,6 +43,7 @@ from systems.leases import Leases
 from systems.loop.clock import now_ns, to_ns
 from systems.loop.mailbox import Mailbox
 from systems.loop.tasks import Tasks
+from systems.loop.watchdog import Watchdog
 from systems.scheduler import Load, Waiting, assign, rebalance
 from systems.turn import Turn
 from systems.types import (
@@ -66,8 +67,15 @@ class Deadlines:
     late_s: float = 30.0  # an answer on its way may take this long; far above any real delay
     reply_s: float = 300.0  # any single request; well above the slowest shift that others measured
     train_s: float = 7200.0  # one micro-batch or optimizer step
+    sequence_s: float = 21_600.0  # the longest possible sequence in the fullest batch
+
+    def stalled_s(self, training: bool) -> float:
+        """After how long without anything done a run is given up: whatever can be silent for a reason has
+        either ended by then, or is a fault of its own that has been dealt with."""
+        return STALLED_SEQUENCES * self.sequence_s + (self.train_s if training else self.reply_s)
 
 
+STALLED_SEQUENCES = 3  # a sequence may be interrupted and begun again a few times before it ends
 CATCH_UP_S = 0.01  # how often a stream that is behind an abort's answer is looked at
 
 
@@ -94,7 +102,7 @@ class Serving:
 
     def __init__(
         self, backend: Backend, log: EventSink, publishing: Publishing, deadlines: Deadlines,
-        estimator: Estimator, tasks: Tasks, turn: Turn, leases: Leases,
+        estimator: Estimator, tasks: Tasks, turn: Turn, leases: Leases, watchdog: Watchdog,
     ) -> None:  # fmt: skip
         self.finished: Mailbox[Sequence] = Mailbox()
         self._backend = backend
@@ -106,6 +114,7 @@ class Serving:
         self._demand = turn.demand
         self._turn = turn
         self._leases = leases
+        self._watchdog = watchdog
         self._loop = asyncio.get_running_loop()
         self._seats: dict[int, _Seat] = {}  # by lease epoch
         self._dispatching = dict.fromkeys(SERVING, False)
@@ -273,6 +282,7 @@ class Serving:
                 )
             )  # fmt: skip
             self.finished.put(sequence)
+            self._watchdog.feed()
             speed = self._estimator.now.speed[lease.role]
             if (
                 self._demand.waiting[lease.role]

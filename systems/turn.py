@@ -39,10 +39,21 @@ class Turn:
         self._grain = max(1, recipe.prompts * recipe.samples // WAKES_PER_BATCH)
         self._seen: tuple[object, ...] = ()
         self._come = asyncio.Event()
+        self._had = asyncio.Event()
 
     def now(self) -> None:
         """It is the policy's turn, whether rates have changed or not."""
         self._come.set()
+
+    async def offer(self) -> None:
+        """It is the policy's turn; returns when it has had it, with a view of this moment or a later one."""
+        self._had.clear()
+        self._come.set()
+        await self._had.wait()
+
+    def had(self) -> None:
+        """The policy has had its turn, and the shifts that can start have started."""
+        self._had.set()
 
     def look(self) -> None:
         """Something happened: is it the policy's turn?"""

@@ -48,6 +48,7 @@ class Parts:
     workload: Workload
     prior: Estimates
     floor: Floor
+    deadlines: Deadlines
     learned: Learned | None = None
 
 
@@ -66,7 +67,8 @@ def assemble(spec: RunSpec, again: RecordedWorkload | None = None, prior: Estima
     if spec.group.faults.losses and not (again and spec.on.measured):
         backend = FaultyBackend(backend, draw_losses(spec, layout))
     prior = prior or prior_of(spec, cost, recipe)
-    return Parts(layout, recipe, cost, backend, workload, prior, floor_of(cost, spec), learned)
+    deadlines = Deadlines(sequence_s=longest_sequence_s(spec, cost))
+    return Parts(layout, recipe, cost, backend, workload, prior, floor_of(cost, spec), deadlines, learned)
 
 
 def check_request(spec: RunSpec) -> tuple[ClusterDurations, Layout, Recipe]:
@@ -85,6 +87,18 @@ def check_request(spec: RunSpec) -> tuple[ClusterDurations, Layout, Recipe]:
         )
     check_in_time(spec, cost, layout, recipe)
     return cost, layout, recipe
+
+
+def longest_sequence_s(spec: RunSpec, cost: ClusterDurations) -> float:
+    """Seconds of the longest possible sequence of either role, in the fullest batch that there can be."""
+    slowest = 0.0
+    for role, tokens in longest_context(spec).items():
+        serving = cost.serving[role]
+        running = serving.bounds().max_running
+        held = min(running * tokens, serving.kv_capacity_tokens)
+        itl_s = serving.token_s(running) + serving.kv_s(running) * held
+        slowest = max(slowest, tokens * itl_s + running * serving.prefill_s(tokens))
+    return slowest
 
 
 def recipe_of(group: ModelGroup, steps: int, staleness: int) -> Recipe:

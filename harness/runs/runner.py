@@ -31,6 +31,7 @@ from systems.backends.base import ClusterUnfit
 from systems.estimator import Estimator
 from systems.events import EVENT_SCHEMA, EventSink, RunBegan, RunEnded, RunStopped
 from systems.loop.clock import NothingScheduled, begin_time, now_ns, run_virtual
+from systems.loop.watchdog import Stalled
 from systems.machine.files import file_sha256
 from systems.pipeline import Pipeline
 from systems.policies import SYSTEMS
@@ -123,6 +124,8 @@ def ending_of(run: str, log: Path, error: BaseException | None) -> Ending:
         case NothingScheduled():
             found = InvalidRun(f"{run}: {cause}; the last event in {log} says where")
             return Ending("invalid", str(cause), found)
+        case Stalled():
+            return Ending("invalid", str(cause), InvalidRun(f"{run}: {cause}"))
         case NotFinite():
             return Ending("invalid", str(cause), InvalidRun(f"{run}: {cause}; what was logged is in {log}"))
         case InvalidRun():
@@ -214,7 +217,9 @@ async def drive(spec: RunSpec, parts: Parts, log: EventSink) -> None:
     """The one place where a pipeline meets a policy and a backend."""
     policy = SYSTEMS[spec.system]()
     admission, estimator = Admission(parts.recipe), Estimator(parts.prior)
-    runtime = Runtime(parts.layout, parts.recipe, policy, parts.backend, log, admission, estimator)
+    runtime = Runtime(
+        parts.layout, parts.recipe, policy, parts.backend, log, admission, estimator, parts.deadlines
+    )
     pipeline = Pipeline(parts.recipe, parts.workload, admission, estimator, runtime, log)
     try:
         await parts.backend.prepare()

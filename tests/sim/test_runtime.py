@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from harness.runs.assemble import Parts, assemble
+from harness.runs.runner import first_cause
 from systems.backends.base import TrainingWorker, WorkerLost
 from systems.estimator import SMOOTHING, Estimator
 from systems.loop.clock import now_ns, run_virtual
+from systems.loop.watchdog import Stalled
 from systems.pipeline import Pipeline
 from systems.policies import SYSTEMS
 from systems.runtime import Runtime
@@ -151,6 +153,73 @@ def test_nobody_trains_on_a_unit_that_is_leaving() -> None:
             assert lease.placement.devices == (2, 3)
 
     play(main, (TRAIN, (0, 1)), (REWARD, (4,)))
+
+
+def test_between_two_training_steps_the_policy_may_resize_the_unit() -> None:
+    """The next step waits for the policy, and for the shift that it asks for, even if a batch is ready."""
+
+    async def main(stage: Stage) -> None:
+        async with stage.runtime.training_unit() as (_, lease):
+            assert lease.placement.devices == (0, 1)
+        asked = len(stage.policy.views)
+        stage.policy.wanted = place((TRAIN, (0, 1, 2, 3)), (REWARD, (4,)))  # nobody wakes it for that
+        async with stage.runtime.training_unit() as (_, lease):
+            assert lease.placement.devices == (0, 1, 2, 3)
+            assert stage.policy.views[asked].training.started_ns is None
+
+    play(main, (TRAIN, (0, 1)), (REWARD, (4,)))
+
+
+def test_a_unit_whose_shift_failed_before_it_drained_can_be_trained_on() -> None:
+    async def main(stage: Stage) -> None:
+        runtime = stage.runtime
+        stage.policy.then = lambda: runtime._leases.down.setdefault(7, None)  # after the plan is made
+        stage.want((TRAIN, (0, 1)), (REWARD, (4,)), (ROLLOUT, (7,)))
+        await asyncio.sleep(10)
+        async with asyncio.timeout(60), runtime.training_unit() as (_, lease):
+            assert lease.placement.devices == (0, 1)
+
+    play(main, (TRAIN, (0, 1)), (REWARD, (4,)))
+
+
+@dataclass
+class NeverSettles:
+    """Asks to be woken every second, for nothing."""
+
+    shifts: bool
+    name = "never-settles"
+    default_staleness = 0
+    time_shares = True
+
+    def begin(self, layout: Layout) -> Placement:
+        return Placement(TRAIN, ())
+
+    def plan(self, view: View, memory: Placement) -> tuple[Plan, Placement]:
+        role = REWARD if self.shifts and view.now_ns // 60_000_000_000 % 2 else ROLLOUT
+        nobody = place((role, (0,))) if self.shifts else ()
+        return Plan(nobody, why="still thinking", revisit_ns=view.now_ns + 1_000_000_000), memory
+
+
+@pytest.mark.parametrize("shifts", [False, True])
+def test_a_run_in_which_nothing_gets_done_is_ended_even_if_the_policy_goes_on(shifts: bool) -> None:
+    parts, log = assemble(small_spec()), MemoryLog()
+    deadlines = Deadlines(sequence_s=600.0)
+
+    async def drive() -> None:
+        admission, estimator = Admission(parts.recipe), Estimator(parts.prior)
+        runtime = Runtime(
+            parts.layout, parts.recipe, NeverSettles(shifts), parts.backend, log, admission, estimator,
+            deadlines,
+        )  # fmt: skip
+        async with asyncio.timeout(1e7):
+            await Pipeline(parts.recipe, parts.workload, admission, estimator, runtime, log).run()
+
+    with pytest.raises(ExceptionGroup) as ended:
+        run_virtual(drive())
+    cause = first_cause(ended.value)
+    assert isinstance(cause, Stalled)
+    assert "nothing has got done for 2100 s" in str(cause)
+    assert "batch not ready" in str(cause)
 
 
 def test_what_a_shift_costs_is_learned_without_its_drain() -> None:

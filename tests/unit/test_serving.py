@@ -16,6 +16,7 @@ from systems.estimator import Estimator
 from systems.leases import Leases
 from systems.loop.clock import now_ns, run_virtual
 from systems.loop.mailbox import Mailbox
+from systems.loop.watchdog import Watchdog
 from systems.serving import AnswerLost, Deadlines, Serving
 from systems.staleness import Admission
 from systems.turn import Turn
@@ -113,7 +114,15 @@ class Stage:
         self.turn = Turn(PARTS.recipe, Admission(PARTS.recipe))
         self.live = Leases(backend, self.log, tasks, self.turn)
         self.serving = Serving(
-            backend, self.log, publishing, Deadlines(**deadlines), self.estimator, tasks, self.turn, self.live
+            backend,
+            self.log,
+            publishing,
+            Deadlines(**deadlines),
+            self.estimator,
+            tasks,
+            self.turn,
+            self.live,
+            Watchdog(),
         )
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
