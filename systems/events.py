@@ -20,7 +20,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, dataclass_trans
 
 from systems.types import End, How, LeaseState, Placement, Publishing, Role, Step
 
-EVENT_SCHEMA = 1
+EVENT_SCHEMA = 2  # 1: views with other estimates, and without the progress of batches
 T_KEY, KIND_KEY = "t", "kind"
 
 

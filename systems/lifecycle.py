@@ -111,7 +111,7 @@ def move_sample(sample: Sample, to: SamplePhase) -> None:
     sample.phase = _check(SAMPLE, f"sample {sample.id}", sample.phase, to)
 
 
-def dispatch(sequence: Sequence, lease: Lease) -> None:
+def dispatch(sequence: Sequence, lease: Lease, now_ns: int) -> None:
     """WAITING -> RUNNING on an active replica of the right role and a young enough version."""
     if lease.state is not LeaseState.ACTIVE or lease.role is not sequence.role:
         raise IllegalTransition(
@@ -124,6 +124,9 @@ def dispatch(sequence: Sequence, lease: Lease) -> None:
     sequence.phase = _check(SEQUENCE, f"sequence {sequence.id}", sequence.phase, SequencePhase.RUNNING)
     sequence.lease_epoch = lease.epoch
     lease.running[sequence.id] = sequence
+    if sequence.began_ns < 0:
+        sequence.began_ns = now_ns
+        _count_begun(sequence, 1)
 
 
 def extend(
@@ -153,6 +156,15 @@ def leave(sequence: Sequence, lease: Lease, to: SequencePhase, end: End | None =
     sequence.lease_epoch = -1
     sequence.end = end
     del lease.running[sequence.id]
+    if to is SequencePhase.DONE:
+        _count_begun(sequence, -1)
+
+
+def _count_begun(sequence: Sequence, change: int) -> None:
+    """Keep how many unfinished sequences of its group have begun, and when in the mean."""
+    group, role = sequence.sample.group, sequence.role
+    group.begun[role] = group.begun.get(role, 0) + change
+    group.begun_ns[role] = group.begun_ns.get(role, 0) + change * sequence.began_ns
 
 
 def check_owners(leases: Iterable[Lease]) -> None:

@@ -19,7 +19,7 @@ from typing import Protocol, TypeVar
 from systems import lifecycle
 from systems.backends.base import TrainingWorker, WorkerLost
 from systems.batching import Batch, canonical_batch
-from systems.estimator import Estimator
+from systems.estimates.estimator import Estimator
 from systems.events import (
     BatchAdmitted,
     BatchTaken,
@@ -182,7 +182,7 @@ class Pipeline:
                 lifecycle.move_sample(sample, SamplePhase.BATCHED)
         self.admission.untrained = len(groups) * self.recipe.samples
         self.log.emit(BatchTaken(t_ns=now_ns(), step=version, groups=tuple(group.id for group in groups)))
-        self.estimator.observe_batch(groups)
+        self.estimator.observe_batch(groups, self.admission.under_way(), self.runtime.serving.progress())
         return groups
 
     async def _train_until_published(self, batch: Batch) -> list[TrainStats]:

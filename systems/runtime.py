@@ -26,7 +26,7 @@ from typing import Any
 
 from systems import lifecycle
 from systems.backends.base import Backend, TrainingWorker, WorkerLost
-from systems.estimator import Estimator
+from systems.estimates.estimator import Estimator
 from systems.events import (
     Decision,
     EventSink,

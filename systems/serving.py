@@ -29,7 +29,7 @@ from systems.backends.base import (
     WorkerLost,
     work_of,
 )
-from systems.estimator import Estimator
+from systems.estimates.estimator import Estimator
 from systems.events import (
     ChunkDropped,
     EventSink,
@@ -171,6 +171,13 @@ class Serving:
     def load(self, lease: Lease) -> WorkerLoad:
         return self._seats[lease.epoch].worker.load()
 
+    def progress(self) -> dict[int, int]:
+        """Tokens by sequence that replicas have generated and not streamed yet."""
+        known: dict[int, int] = {}
+        for seat in self._seats.values():
+            known.update(seat.worker.progress())
+        return known
+
     def holds(self, lease: Lease) -> bool:
         """Is this lease attached?"""
         return lease.epoch in self._seats
@@ -216,7 +223,7 @@ class Serving:
         self._turn.look()
 
     def _send(self, sequence: Sequence, seat: _Seat) -> None:
-        lifecycle.dispatch(sequence, seat.lease)
+        lifecycle.dispatch(sequence, seat.lease, now_ns())
         self._demand.running[sequence.role] += 1
         if seat.idle.is_set():
             self._demand.idle_replicas -= 1
@@ -373,7 +380,7 @@ class Serving:
         if self._demand.waiting[role] or not loads:
             return
         remaining = estimates.length_mean[role] / 2
-        for move in rebalance(loads, estimates.speed[role], remaining, estimates.reprefill_s):
+        for move in rebalance(loads, estimates.speed[role], remaining, estimates.reprefill_s[role]):
             seat = self._seats.get(move.source)
             if seat is None or seat.lease.state is not LeaseState.ACTIVE or seat.lease.updating:
                 continue

@@ -16,8 +16,10 @@ among the (H + 1) batches that are admitted at version 0, and wherever a version
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+
 from systems.lifecycle import IllegalTransition
-from systems.types import Coming, Group, Recipe
+from systems.types import SERVING, Coming, Group, Recipe, Role
 
 
 class StalenessViolated(RuntimeError):
@@ -83,8 +85,14 @@ class Admission:
         batches = [Coming(0, 0, self.untrained)] if self.untrained else []
         for groups in self.next_batches():
             rolling, judging = sum(g.rolling for g in groups), sum(g.judging for g in groups)
-            batches.append(Coming(rolling, judging, len(groups) * self.recipe.samples - rolling - judging))
+            scored = len(groups) * self.recipe.samples - rolling - judging
+            since = (_since_ns(groups, role) for role in SERVING)
+            batches.append(Coming(rolling, judging, scored, *since))
         return tuple(batches)
+
+    def under_way(self) -> Collection[Group]:
+        """Groups that are admitted and not in a batch yet."""
+        return self._admitted.values()
 
     def next_batches(self) -> list[list[Group]]:
         """Admitted groups in the batches that they will make, most complete ones first in a version."""
@@ -120,3 +128,12 @@ class Admission:
                 f"sample {sample_id} was begun at version {oldest} and is consumed at {version}; "
                 f"the bound is {self.recipe.staleness}"
             )
+
+
+def _since_ns(groups: Iterable[Group], role: Role) -> int | None:
+    """When the unfinished sequences of a role began, in the mean; None where none has."""
+    begun = begun_ns = 0
+    for group in groups:
+        begun += group.begun.get(role, 0)
+        begun_ns += group.begun_ns.get(role, 0)
+    return begun_ns // begun if begun else None

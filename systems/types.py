@@ -224,6 +224,7 @@ class Sequence:
     logprobs: list[float] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
     phase: SequencePhase = SequencePhase.WAITING
+    began_ns: int = -1  # when it first ran
     lease_epoch: int = -1
     end: End | None = None  # once it is done, where text is real
 
@@ -270,6 +271,8 @@ class Group:
     samples: list[Sample] = field(default_factory=list)
     rolling: int = 0  # samples whose response is unfinished
     judging: int = 0  # samples whose judgements are unfinished
+    begun: dict[Role, int] = field(default_factory=dict)  # unfinished sequences that were ever begun
+    begun_ns: dict[Role, int] = field(default_factory=dict)  # the sum of the moments at which they were
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,17 +347,20 @@ class Speed:
 class Estimates:
     """What is known in advance or was observed: never the future of a running sequence.
 
-    Lengths are moving averages of finished sequences, seeded by the workload's declared prior.
-    `train_device_s` is the device-time of one RL step's training; shift costs are wall seconds.
+    Lengths are in tokens, seeded by the workload's prior; quantiles are at `estimates.lengths.LEVELS`.
+    One RL step's training is `train_device_s` device-seconds that a unit's devices share, and `train_fixed_s`
+    seconds that they do not. A shift takes `shift_s`; `reprefill_s` is reading a mean context in again.
     """
 
     speed: Mapping[Role, Speed]
     length_mean: Mapping[Role, float]
     length_cv: Mapping[Role, float]
     prompt_mean: Mapping[Role, float]
+    length_quantiles: Mapping[Role, tuple[float, ...]]
     train_device_s: float
+    train_fixed_s: float
     shift_s: float
-    reprefill_s: float
+    reprefill_s: Mapping[Role, float]
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Estimates:
@@ -364,8 +370,9 @@ class Estimates:
             return {Role(role): value for role, value in record[key].items()}
 
         speed = {role: Speed(**known) for role, known in by_role("speed").items()}
-        lengths = {key: by_role(key) for key in ("length_mean", "length_cv", "prompt_mean")}
-        return cls(**{**record, **lengths, "speed": speed})
+        known = {key: by_role(key) for key in ("length_mean", "length_cv", "prompt_mean", "reprefill_s")}
+        quantiles = {role: tuple(listed) for role, listed in by_role("length_quantiles").items()}
+        return cls(**{**record, **known, "speed": speed, "length_quantiles": quantiles})
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,13 +384,18 @@ class Training:
     batch_ready: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Coming:
-    """A batch in the making: its samples by phase."""
+class Coming(NamedTuple):
+    """A batch in the making: its samples by phase, and how far they are.
+
+    `rolling_since_ns` and `judging_since_ns` are when its unfinished sequences of that role began, in the
+    mean; None where none has.
+    """
 
     rolling: int
     judging: int
     scored: int
+    rolling_since_ns: int | None = None
+    judging_since_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,7 +443,7 @@ class View:
             [r.epoch, r.role, list(r.placement.devices), r.state, r.running, r.kv_tokens, r.version]
             for r in self.replicas
         ]
-        shown["coming"] = [[batch.rolling, batch.judging, batch.scored] for batch in self.coming]
+        shown["coming"] = [list(batch) for batch in self.coming]
         shown["training"] = asdict(self.training)
         shown["estimates"] = asdict(self.estimates)
         return shown

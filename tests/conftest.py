@@ -13,7 +13,7 @@ from harness.runs.assemble import Parts, assemble
 from harness.runs.runner import header
 from harness.runs.spec import RunSpec, resolve
 from systems.backends.base import Backend
-from systems.estimator import Estimator
+from systems.estimates.estimator import Estimator
 from systems.events import Event, encode
 from systems.loop.clock import run_virtual
 from systems.pipeline import Pipeline
@@ -81,7 +81,11 @@ def simulate(spec: RunSpec, wrap: Any = lambda backend: backend) -> tuple[Memory
     log, kept = MemoryLog(), []
 
     async def drive() -> None:
-        policy, admission, estimator = SYSTEMS[spec.system](), Admission(parts.recipe), Estimator(parts.prior)
+        policy, admission, estimator = (
+            SYSTEMS[spec.system](),
+            Admission(parts.recipe),
+            Estimator(parts.prior, parts.recipe),
+        )
         runtime = Runtime(parts.layout, parts.recipe, policy, backend, log, admission, estimator)
         kept.append(runtime)
         try:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import lru_cache
-from statistics import fmean, pstdev
+from statistics import NormalDist
 
 from systems.backends.base import Work
+from systems.estimates.lengths import Lengths as Known
+from systems.estimates.lengths import estimate
 from systems.rewards import NOT_REAL, Verdict
 from systems.types import Prompt, Role, Sample, Sequence, response_of
 from workloads.groups import Lengths
@@ -95,22 +97,18 @@ def _clip(value: float, cap: int) -> int:
     return max(1, min(cap, round(value)))
 
 
-@dataclass(frozen=True, slots=True)
-class LengthPrior:
-    """What a planner may know of a role's lengths before the first step."""
+def lognormal(mean: float, cv: float, draws: int = 2000) -> Known:
+    """Lengths of which only mean and spread are known: evenly spaced quantiles of a lognormal."""
+    sigma = math.sqrt(math.log(1 + cv * cv))
+    normal = NormalDist(math.log(mean) - sigma * sigma / 2, sigma)
+    drawn = [max(1, round(math.exp(normal.inv_cdf((i + 0.5) / draws)))) for i in range(draws)]
+    return replace(estimate(drawn), mean=mean, cv=cv)
 
-    mean: float
-    cv: float  # standard deviation over mean
 
-
-def length_priors(lengths: Lengths, trace: Trace | None = None, draws: int = 4000) -> dict[Role, LengthPrior]:
+def length_priors(lengths: Lengths, trace: Trace | None = None, draws: int = 4000) -> dict[Role, Known]:
     """Moments of the declared priors at the first step, by a fixed Monte Carlo draw that no run uses."""
     workload = SyntheticWorkload(lengths, -1, samples=2, judge_calls=1, prompts=draws, trace=trace)
     drawn = [workload._draw(group) for group in range(draws // 2)]
     responses = [length for _, listed, _ in drawn for length in listed]
     judgements = [call for _, _, judged in drawn for calls in judged for call in calls]
-    return {Role.ROLLOUT: _prior(responses), Role.REWARD: _prior(judgements)}
-
-
-def _prior(lengths: list[int]) -> LengthPrior:
-    return LengthPrior(fmean(lengths), pstdev(lengths) / fmean(lengths))
+    return {Role.ROLLOUT: estimate(responses), Role.REWARD: estimate(judgements or [1])}

@@ -8,7 +8,7 @@ from harness.runs.spec import RunSpec
 from systems.costs.bounds import Floor, ServingFloor
 from systems.costs.durations import ClusterDurations
 from systems.types import SERVING, Estimates, Recipe, Role
-from workloads.synthetic import LengthPrior, length_priors
+from workloads.synthetic import length_priors, lognormal
 
 
 def prior_of(spec: RunSpec, cost: ClusterDurations, recipe: Recipe) -> Estimates:
@@ -16,7 +16,7 @@ def prior_of(spec: RunSpec, cost: ClusterDurations, recipe: Recipe) -> Estimates
     group = spec.group
     if spec.on.real:
         # the warm-started models' lengths, rounded (workloads/hops/models/EVIDENCE.txt)
-        priors = {Role.ROLLOUT: LengthPrior(15.0, 1.5), Role.REWARD: LengthPrior(35.0, 0.9)}
+        priors = {Role.ROLLOUT: lognormal(15.0, 1.5), Role.REWARD: lognormal(35.0, 0.9)}
         prompt = 25.0
     else:
         priors = length_priors(group.lengths, spec.trace)
@@ -26,14 +26,19 @@ def prior_of(spec: RunSpec, cost: ClusterDurations, recipe: Recipe) -> Estimates
     batch = recipe.prompts * recipe.samples
     length = prompts[Role.ROLLOUT] + means[Role.ROLLOUT]
     pairs = (length**2 + (priors[Role.ROLLOUT].cv * means[Role.ROLLOUT]) ** 2) / 2
+    gpus, optimizer = spec.group.cluster.gpus, recipe.mini_batches
     return Estimates(
         speed={role: cost.serving[role].speed() for role in SERVING},
         length_mean=means,
         length_cv={role: priors[role].cv for role in SERVING},
         prompt_mean=prompts,
+        length_quantiles={role: priors[role].quantiles for role in SERVING},
         train_device_s=cost.training.device_s(round(batch * length), batch * pairs),
+        train_fixed_s=optimizer * cost.training.step_s(gpus) + cost.publish_s(gpus),
         shift_s=cost.warm_shift_s(),
-        reprefill_s=cost.serving[Role.ROLLOUT].prefill_s(round(length)),
+        reprefill_s={
+            role: cost.serving[role].prefill_s(round(prompts[role] + means[role] / 2)) for role in SERVING
+        },
     )
 
 

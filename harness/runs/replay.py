@@ -23,7 +23,7 @@ from harness.runs.assemble import assemble, check_request
 from harness.runs.live_costs import Calibration
 from harness.runs.runner import simulate
 from harness.runs.spec import RunSpec
-from systems.events import Decision, Event, SequenceDispatched, SequenceFinished
+from systems.events import EVENT_SCHEMA, Decision, Event, SequenceDispatched, SequenceFinished
 from systems.policies import SYSTEMS
 from systems.types import Estimates, Kind, View
 from workloads.recorded import RecordedWorkload
@@ -71,6 +71,13 @@ def replay(directory: RunDirectory, calibration: Calibration | None = None) -> R
         raise UsageError(f"{directory.id} {directory.said}; only a complete run is replayed")
     spec = RunSpec.from_json(directory.manifest["spec"])
     directory.check()
+    schema = directory.manifest.get("event_schema", 1)
+    if schema != EVENT_SCHEMA:
+        raise UsageError(
+            f"{directory.id}: its events have schema {schema}, and what a policy was shown then is not what it "
+            f"is shown now (schema {EVENT_SCHEMA}): it can be shown and compared, and replayed with the code "
+            "that made it"
+        )
     with reading(directory.events_path) as lines:
         events = list(lines)
         recorded = tallied(events)

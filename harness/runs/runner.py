@@ -28,7 +28,7 @@ from harness.runs.backends import BACKENDS
 from harness.runs.code import code_sha256
 from harness.runs.spec import RunSpec, cores
 from systems.backends.base import ClusterUnfit
-from systems.estimator import Estimator
+from systems.estimates.estimator import Estimator
 from systems.events import EVENT_SCHEMA, EventSink, RunBegan, RunEnded, RunStopped
 from systems.loop.clock import NothingScheduled, begin_time, now_ns, run_virtual
 from systems.loop.watchdog import Stalled
@@ -216,7 +216,7 @@ def caps_of(spec: Mapping[str, Any]) -> Caps:
 async def drive(spec: RunSpec, parts: Parts, log: EventSink) -> None:
     """The one place where a pipeline meets a policy and a backend."""
     policy = SYSTEMS[spec.system]()
-    admission, estimator = Admission(parts.recipe), Estimator(parts.prior)
+    admission, estimator = Admission(parts.recipe), Estimator(parts.prior, parts.recipe)
     runtime = Runtime(
         parts.layout, parts.recipe, policy, parts.backend, log, admission, estimator, parts.deadlines
     )

@@ -15,7 +15,7 @@ lease has ended is recognised and dropped.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Mapping
 from typing import NamedTuple, Protocol
 
 from systems.batching import Batch, MicroBatch
@@ -104,6 +104,10 @@ class ServingWorker(Protocol):
         ...
 
     def load(self) -> WorkerLoad: ...
+
+    def progress(self) -> Mapping[int, int]:
+        """Tokens that are generated and not streamed yet, by sequence, as far as that is known."""
+        ...
 
     def close(self) -> None: ...
 

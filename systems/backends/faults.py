@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass
 
 from systems.backends.base import (
@@ -129,6 +129,9 @@ class NoisyWorker:
 
     def load(self) -> WorkerLoad:
         return self._inner.load()
+
+    def progress(self) -> Mapping[int, int]:
+        return self._inner.progress()
 
     def close(self) -> None:
         self._inner.close()

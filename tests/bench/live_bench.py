@@ -38,7 +38,7 @@ from harness.runs.spec import RunSpec, cores, resolve, with_gpus
 from harness.runs.tiny_models import PACKAGE, policy_sampler
 from systems.backends.live.store import ParameterStore, floats, layout_of
 from systems.backends.live.training import together
-from systems.estimator import Estimator
+from systems.estimates.estimator import Estimator
 from systems.loop.clock import run_live
 from systems.model.engine import Engine, Request
 from systems.model.serving import ServingModel
@@ -117,7 +117,7 @@ class RolloutBench:
         await parts.backend.prepare()
         runtime = Runtime(
             parts.layout, parts.recipe, OneRollout(), parts.backend, MemoryLog(),
-            Admission(parts.recipe), Estimator(parts.prior),
+            Admission(parts.recipe), Estimator(parts.prior, parts.recipe),
         )  # fmt: skip
         async with runtime:
             for number in range(count):

@@ -12,7 +12,7 @@ import pytest
 from harness.runs.assemble import Parts, assemble
 from harness.runs.runner import first_cause
 from systems.backends.base import TrainingWorker, WorkerLost
-from systems.estimator import SMOOTHING, Estimator
+from systems.estimates.estimator import SMOOTHING, Estimator
 from systems.loop.clock import now_ns, run_virtual
 from systems.loop.watchdog import Stalled
 from systems.pipeline import Pipeline
@@ -75,7 +75,7 @@ class Stage:
             parts.backend,
             self.log,
             Admission(parts.recipe),
-            Estimator(parts.prior),
+            Estimator(parts.prior, parts.recipe),
             deadlines,
         )
 
@@ -206,7 +206,7 @@ def test_a_run_in_which_nothing_gets_done_is_ended_even_if_the_policy_goes_on(sh
     deadlines = Deadlines(sequence_s=600.0)
 
     async def drive() -> None:
-        admission, estimator = Admission(parts.recipe), Estimator(parts.prior)
+        admission, estimator = Admission(parts.recipe), Estimator(parts.prior, parts.recipe)
         runtime = Runtime(
             parts.layout, parts.recipe, NeverSettles(shifts), parts.backend, log, admission, estimator,
             deadlines,
@@ -374,7 +374,11 @@ def test_a_training_unit_that_does_not_answer_is_lost_with_all_of_its_devices() 
     parts.backend.training = training  # type: ignore[method-assign]
 
     async def drive() -> None:
-        policy, admission, estimator = SYSTEMS[spec.system](), Admission(parts.recipe), Estimator(parts.prior)
+        policy, admission, estimator = (
+            SYSTEMS[spec.system](),
+            Admission(parts.recipe),
+            Estimator(parts.prior, parts.recipe),
+        )
         runtime = Runtime(
             parts.layout, parts.recipe, policy, parts.backend, log, admission, estimator,
             Deadlines(train_s=1000.0),

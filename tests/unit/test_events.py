@@ -28,7 +28,10 @@ from systems.events import (
 from tests.conftest import simulate, small_spec
 
 JSON = st.dictionaries(st.text(max_size=4), st.integers(0, 9), max_size=2)
+FINITE = st.floats(allow_nan=False, allow_infinity=False)  # what JSON can hold; nothing else is logged
 BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
+    float: FINITE,
+    float | None: st.none() | FINITE,
     dict[str, Any]: JSON,
     dict[str, int]: JSON,
     dict[str, float]: JSON,

@@ -82,9 +82,12 @@ def test_sequence_edges(now: SequencePhase, to: SequencePhase) -> None:
 
 def test_a_sequence_ends_exactly_once() -> None:
     one, on = sequence(), lease()
-    lifecycle.dispatch(one, on)
+    lifecycle.dispatch(one, on, 0)
     lifecycle.leave(one, on, SequencePhase.DONE)
-    for again in (lambda: lifecycle.leave(one, on, SequencePhase.DONE), lambda: lifecycle.dispatch(one, on)):
+    for again in (
+        lambda: lifecycle.leave(one, on, SequencePhase.DONE),
+        lambda: lifecycle.dispatch(one, on, 0),
+    ):
         with pytest.raises(IllegalTransition):
             again()
     with pytest.raises(IllegalTransition):
@@ -93,7 +96,7 @@ def test_a_sequence_ends_exactly_once() -> None:
 
 def test_segments_follow_versions() -> None:
     one, on = sequence(), lease()
-    lifecycle.dispatch(one, on)
+    lifecycle.dispatch(one, on, 0)
     lifecycle.extend(one, 0, 2, (5, 6), (-0.1, -0.2))
     lifecycle.extend(one, 0, 1, (7,), (-0.3,))
     lifecycle.extend(one, 1, 2, (8, 9), (-0.4, -0.5))
@@ -109,12 +112,12 @@ def test_segments_follow_versions() -> None:
 def test_dispatch_wants_an_active_replica_of_the_role_and_version() -> None:
     for bad in (lease(Role.REWARD), lease(version=1), Lease(Placement(Role.ROLLOUT, (0,)), 0, version=2)):
         with pytest.raises(IllegalTransition):
-            lifecycle.dispatch(sequence(min_version=2), bad)
+            lifecycle.dispatch(sequence(min_version=2), bad, 0)
 
 
 def test_a_lease_with_sequences_is_not_released() -> None:
     on = lease()
-    lifecycle.dispatch(sequence(), on)
+    lifecycle.dispatch(sequence(), on, 0)
     lifecycle.move_lease(on, LeaseState.DRAINING)
     with pytest.raises(IllegalTransition, match="1 sequences"):
         lifecycle.move_lease(on, LeaseState.RELEASED)
@@ -138,7 +141,7 @@ def test_a_replica_that_drains_still_owns_its_devices() -> None:
 def test_only_the_lease_that_has_a_sequence_may_give_it_up() -> None:
     one, on, other = sequence(), lease(), lease()
     other.epoch = 5
-    lifecycle.dispatch(one, on)
+    lifecycle.dispatch(one, on, 0)
     with pytest.raises(IllegalTransition, match="sequence 0 is not on lease 5"):
         lifecycle.leave(one, other, SequencePhase.DONE)
     on.running.clear()
@@ -148,7 +151,7 @@ def test_only_the_lease_that_has_a_sequence_may_give_it_up() -> None:
 
 def test_a_sequence_keeps_why_it_ended() -> None:
     one, on = sequence(), lease()
-    lifecycle.dispatch(one, on)
+    lifecycle.dispatch(one, on, 0)
     lifecycle.leave(one, on, SequencePhase.DONE, End.LENGTH)
     assert one.end is End.LENGTH
 

@@ -556,5 +556,5 @@ def test_imports_are_followed_through_names_and_functions() -> None:
 def test_a_manifest_says_what_ran(sealed: Path, tmp_path: Path) -> None:
     manifest = copy_of(sealed, tmp_path).manifest
     assert manifest["code_sha256"] == code_sha256()
-    assert (manifest["schema"], manifest["event_schema"]) == (2, 1)
+    assert (manifest["schema"], manifest["event_schema"]) == (2, 2)
     assert json.loads(json.dumps(manifest)) == manifest

@@ -12,7 +12,7 @@ import pytest
 from harness.runs.assemble import assemble
 from systems import lifecycle
 from systems.backends.base import Finished, TokenChunk, Work, WorkerLoad, WorkerLost
-from systems.estimator import Estimator
+from systems.estimates.estimator import Estimator
 from systems.leases import Leases
 from systems.loop.clock import now_ns, run_virtual
 from systems.loop.mailbox import Mailbox
@@ -108,7 +108,7 @@ class Stage:
         self.workers: dict[int, Scripted] = {}
         self.leases: dict[int, Lease] = {}
         self.tasks: list[asyncio.Task[None]] = []
-        self.estimator = Estimator(PRIOR)
+        self.estimator = Estimator(PRIOR, PARTS.recipe)
         backend: Any = _Backend(self)
         tasks: Any = self
         self.turn = Turn(PARTS.recipe, Admission(PARTS.recipe))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Any
 
 from systems.backends.base import Finished, TokenChunk, Work, WorkerLoad, WorkerLost
@@ -94,6 +94,10 @@ class LiveReplica:
 
     def load(self) -> WorkerLoad:
         return WorkerLoad(len(self._held), self._kv_tokens)
+
+    def progress(self) -> Mapping[int, int]:
+        """Nothing is known beyond what was streamed, which happens all the time."""
+        return {}
 
     def close(self) -> None:
         self._stream.put(None)

@@ -7,7 +7,7 @@ the way in and divided on the way out.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 
 from systems.backends.base import Finished, TokenChunk, Work, WorkerLoad, WorkerLost
 from systems.backends.sim.lengths import LengthSource
@@ -89,6 +89,11 @@ class SimReplica:
         return WorkerLoad(
             len(self._works), self._replica.kv_tokens(now_ns() / NS_PER_S) / self._scale + self._fresh_tokens
         )
+
+    def progress(self) -> Mapping[int, int]:
+        """A live worker would have streamed whole chunks of this."""
+        now_s = now_ns() / NS_PER_S
+        return {n: generated // self._scale for n, generated in self._replica.progress(now_s).items()}
 
     def close(self) -> None:
         self._cancel_timer()

@@ -1,0 +1,1 @@
+"""What a run knows of itself: lengths, speeds and costs, from priors and from what was observed."""
