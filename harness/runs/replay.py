@@ -9,9 +9,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter
 
@@ -74,9 +74,9 @@ def replay(directory: RunDirectory, calibration: Calibration | None = None) -> R
     schema = directory.manifest.get("event_schema", 1)
     if schema != EVENT_SCHEMA:
         raise UsageError(
-            f"{directory.id}: its events have schema {schema}, and what a policy was shown then is not what it "
-            f"is shown now (schema {EVENT_SCHEMA}): it can be shown and compared, and replayed with the code "
-            "that made it"
+            f"{directory.id}: its events have schema {schema}, and what a policy was shown then is not what "
+            f"it is shown now (schema {EVENT_SCHEMA}): it can be shown and compared, and replayed with the "
+            "code that made it"
         )
     with reading(directory.events_path) as lines:
         events = list(lines)
@@ -110,16 +110,29 @@ def again(spec: RunSpec, events: Iterable[Event]) -> tuple[int, tuple[float, ...
     """How many decisions were made, and when (seconds) the policy now decides otherwise."""
     policy = SYSTEMS[spec.system]()
     _, layout, recipe = check_request(spec)
-    memory_type: TypeAdapter[Any] = TypeAdapter(type(policy.begin(layout)))
+    first = policy.begin(layout)
     decisions, differing = 0, []
     for event in events:
         if isinstance(event, Decision):
             decisions += 1
             view = View.from_record(event.view, layout, recipe)
-            plan, _ = policy.plan(view, memory_type.validate_python(event.memory))
+            plan, _ = policy.plan(view, remembered(first, event.memory))
             if (plan.placements, plan.how, plan.why) != (event.placements, event.how, event.why):
                 differing.append(event.t_ns / 1e9)
     return decisions, tuple(differing)
+
+
+def remembered(like: Any, raw: Mapping[str, Any]) -> Any:
+    """A memory from its record. What it contains has the types of `like`, the memory that it began as."""
+    hints, found = get_type_hints(type(like)), {}
+    for one in fields(like):
+        began_as = getattr(like, one.name)
+        if is_dataclass(began_as):
+            found[one.name] = remembered(began_as, raw[one.name])
+        else:
+            adapter: TypeAdapter[Any] = TypeAdapter(hints[one.name])
+            found[one.name] = adapter.validate_python(raw[one.name])
+    return type(like)(**found)
 
 
 # ------------------------------------------------------------------------------- times

@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from systems.types import SERVING, Layout, Placement, Role
+
+
+class Split(NamedTuple):
+    """Blocks a role, in the order of `Role`."""
+
+    rollout: int
+    reward: int
+    train: int
+
+    def of(self, role: Role) -> int:
+        count: int = getattr(self, role)
+        return count
 
 
 def replicas(devices: Sequence[int], role: Role, width: int) -> tuple[Placement, ...]:
@@ -57,7 +70,7 @@ def template_roles(layout: Layout) -> tuple[Role, ...]:
     return tuple(roles)
 
 
-def count(roles: Iterable[Role]) -> dict[Role, int]:
+def count(roles: Iterable[Role]) -> Split:
     """Blocks a role."""
     listed = list(roles)
-    return {role: listed.count(role) for role in Role}
+    return Split(*(listed.count(role) for role in Role))

@@ -1,33 +1,27 @@
 """Pivot: blocks of devices shift among rollout, reward and training whenever that pays.
 
-The planner forecasts the time of the next two publishes for a few splits; this policy keeps the roles
-of blocks, asks the planner at most once a cooldown, and lets the training unit come and go as one.
+A planner says which split to have; this policy says which blocks change for it, keeps it from changing its
+mind while a shift is under way or has just ended, and lets the training unit come and go as one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from systems.policies.layouts import count, place_blocks, template_roles
-from systems.policies.planner import balance, choose, rearrange, stuck
-from systems.types import NS_PER_S, Layout, Plan, Role, View
-
-# Between changes of mind, in shifts, so that it means the same where a shift takes milliseconds. The template
-# waits 10 s (artifact-template), which is three of the simulated cluster's.
-COOLDOWN_SHIFTS = 3.0
+from systems.policies.layouts import Split, count, place_blocks, template_roles
+from systems.policies.planners import DEFAULT_PLANNER, PLANNERS, Planner
+from systems.types import NS_PER_S, Layout, LeaseState, Plan, Role, View
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """The role of each block, when one last changed, and the balanced split to fall back on.
-
-    The latter is looked for once a version, while nothing is being trained on.
-    """
+    """The role of each block, when one last changed, and the planner's memory."""
 
     roles: tuple[Role, ...]
-    base: tuple[tuple[Role, int], ...]
+    planner: Any
     changed_ns: int | None = None
-    base_version: int = -1
 
 
 class Pivot:
@@ -37,21 +31,56 @@ class Pivot:
     default_staleness = 2
     time_shares = True
 
+    def __init__(self, planner: Planner[Any] | None = None) -> None:
+        self.planner = planner or PLANNERS[DEFAULT_PLANNER]()
+
     def begin(self, layout: Layout) -> Blocks:
-        roles = template_roles(layout)
-        return Blocks(roles, tuple(count(roles).items()))
+        return Blocks(template_roles(layout), self.planner.begin())
 
     def plan(self, view: View, memory: Blocks) -> tuple[Plan, Blocks]:
-        cooldown_ns = round(COOLDOWN_SHIFTS * view.estimates.shift_s * NS_PER_S)
-        rested_ns = (memory.changed_ns + cooldown_ns) if memory.changed_ns is not None else 0
-        if view.shifting or (view.now_ns < rested_ns and not stuck(view, count(memory.roles))):
-            revisit = rested_ns if view.now_ns < rested_ns else None
-            return Plan(place_blocks(view.layout, memory.roles), why="cooldown", revisit_ns=revisit), memory
-        now, base, base_version = count(memory.roles), dict(memory.base), memory.base_version
-        if base_version < view.training.version and view.training.started_ns is None:
-            base, base_version = dict(balance(view, now, base)), view.training.version
-        choice = choose(view, now, base)
-        roles = rearrange(view, memory.roles, choice.split)
+        tick_ns = view.now_ns + round(self.planner.tick_s * NS_PER_S)
+        rest_ns = round(self.planner.cooldown_shifts * view.estimates.shift_s * NS_PER_S)
+        rested_ns = memory.changed_ns + rest_ns if memory.changed_ns is not None else 0
+        urgent = view.training.batch_ready and view.training.started_ns is None
+        if view.shifting or (view.now_ns < rested_ns and not urgent):
+            again_ns = max(rested_ns, view.now_ns + NS_PER_S)
+            return Plan(place_blocks(view.layout, memory.roles), why="cooldown", revisit_ns=again_ns), memory
+        now = count(memory.roles)
+        split, why, kept = self.planner.choose(view, now, memory.planner)
+        roles = rearrange(view, memory.roles, split) if split != now else memory.roles
         changed_ns = view.now_ns if roles != memory.roles else memory.changed_ns
-        memory = Blocks(roles, tuple(base.items()), changed_ns, base_version)
-        return Plan(place_blocks(view.layout, roles), why=choice.why), memory
+        placements = place_blocks(view.layout, roles)
+        return Plan(placements, why=why, revisit_ns=tick_ns), Blocks(roles, kept, changed_ns)
+
+
+def rearrange(view: View, roles: Sequence[Role], split: Split) -> tuple[Role, ...]:
+    """Block roles with the counts of `split` that differ from `roles` as little as possible.
+
+    Of a donor's blocks those with the fewest running sequences go first; ties by position.
+    """
+    changed = list(roles)
+    load = _block_load(view)
+    have = count(roles)
+    spare = [
+        index
+        for role in Role
+        for index in sorted(
+            (i for i, r in enumerate(roles) if r is role), key=lambda i: (load.get(i, 0), -i)
+        )[: max(0, have.of(role) - split.of(role))]
+    ]
+    for role in Role:
+        for _ in range(max(0, split.of(role) - have.of(role))):
+            changed[spare.pop(0)] = role
+    return tuple(changed)
+
+
+def _block_load(view: View) -> dict[int, int]:
+    """Running sequences by block."""
+    first = view.layout.devices[0].id
+    load: dict[int, int] = {}
+    for replica in view.replicas:
+        if replica.state is LeaseState.ACTIVE:
+            for device in replica.placement.devices:
+                index = (device - first) // view.layout.block
+                load[index] = load.get(index, 0) + replica.running
+    return load
