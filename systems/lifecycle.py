@@ -123,6 +123,7 @@ def dispatch(sequence: Sequence, lease: Lease, now_ns: int) -> None:
         )
     sequence.phase = _check(SEQUENCE, f"sequence {sequence.id}", sequence.phase, SequencePhase.RUNNING)
     sequence.lease_epoch = lease.epoch
+    sequence.cached_tokens = 0
     lease.running[sequence.id] = sequence
     if sequence.began_ns < 0:
         sequence.began_ns = now_ns
@@ -158,6 +159,11 @@ def leave(sequence: Sequence, lease: Lease, to: SequencePhase, end: End | None =
     del lease.running[sequence.id]
     if to is SequencePhase.DONE:
         _count_begun(sequence, -1)
+
+
+def keep_cache(sequence: Sequence, cached_tokens: int, version: int) -> None:
+    """The KV cache of so much of its context is in host memory, made by a policy version (-1: a judge's)."""
+    sequence.cached_tokens, sequence.cached_version = cached_tokens, version
 
 
 def _count_begun(sequence: Sequence, change: int) -> None:

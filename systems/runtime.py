@@ -80,7 +80,7 @@ class Runtime:
         self._leases = Leases(backend, log, self._tasks, self.turn)
         self.watchdog = Watchdog()
         self.serving = Serving(
-            backend, log, recipe.publishing, self.deadlines, estimator, self._tasks, self.turn, self._leases,
+            backend, log, recipe, self.deadlines, estimator, self._tasks, self.turn, self._leases,
             self.watchdog,
         )  # fmt: skip
         self._policy = policy

@@ -49,10 +49,12 @@ from systems.turn import Turn
 from systems.types import (
     SERVING,
     End,
+    Handover,
     How,
     Lease,
     LeaseState,
     Publishing,
+    Recipe,
     Role,
     Sequence,
     SequencePhase,
@@ -101,13 +103,14 @@ class Serving:
     """All serving replicas and the sequences that wait for them or run on them."""
 
     def __init__(
-        self, backend: Backend, log: EventSink, publishing: Publishing, deadlines: Deadlines,
+        self, backend: Backend, log: EventSink, recipe: Recipe, deadlines: Deadlines,
         estimator: Estimator, tasks: Tasks, turn: Turn, leases: Leases, watchdog: Watchdog,
     ) -> None:  # fmt: skip
         self.finished: Mailbox[Sequence] = Mailbox()
         self._backend = backend
         self._log = log
-        self._publishing = publishing
+        self._publishing = recipe.publishing
+        self._handover = recipe.handover
         self._deadlines = deadlines
         self._estimator = estimator
         self._tasks = tasks
@@ -223,6 +226,7 @@ class Serving:
         self._turn.look()
 
     def _send(self, sequence: Sequence, seat: _Seat) -> None:
+        work = work_of(sequence, seat.lease.epoch, seat.lease.version)
         lifecycle.dispatch(sequence, seat.lease, now_ns())
         self._demand.running[sequence.role] += 1
         if seat.idle.is_set():
@@ -230,7 +234,7 @@ class Serving:
             seat.heard_ns = now_ns()
             seat.idle.clear()
             seat.busy.set()
-        seat.worker.submit(work_of(sequence, seat.lease.epoch))
+        seat.worker.submit(work)
         self._log.emit(
             SequenceDispatched(
                 t_ns=now_ns(), sequence=sequence.id, role=sequence.role, lease=seat.lease.epoch,
@@ -333,9 +337,10 @@ class Serving:
         """Abort these on their replica and put them back into the queue, tokens kept."""
         if not sequences:
             return
+        keep = self._handover is Handover.COPY and why != "publish"  # no cache outlives its weights
         try:
             async with asyncio.timeout(self._deadlines.reply_s):
-                chunks = await seat.worker.abort(sequences)
+                chunks = await seat.worker.abort(sequences, keep)
                 await self._catch_up(seat)
         except TimeoutError:
             raise WorkerLost(seat.lease.placement.devices, "did not answer an abort") from None
@@ -344,6 +349,7 @@ class Serving:
             sequence = seat.lease.running.get(chunk.sequence)
             if sequence is not None:
                 lifecycle.extend(sequence, chunk.version, chunk.count, chunk.tokens, chunk.logprobs)
+                lifecycle.keep_cache(sequence, chunk.cached_tokens, seat.lease.version)
                 leaving.append(sequence)
         for sequence in reversed(leaving):
             self._requeue(seat, sequence, why)

@@ -49,6 +49,13 @@ class Publishing(StrEnum):
     DRAIN = "drain"  # let running sequences end under the old version first
 
 
+class Handover(StrEnum):
+    """What becomes of the KV cache of a sequence that goes from one replica to another."""
+
+    REREAD = "reread"  # it is dropped, and the next replica reads the context in again
+    COPY = "copy"  # it goes to host memory, and from there to the next replica
+
+
 # --------------------------------------------------------------------------------------------- cluster
 
 
@@ -225,6 +232,8 @@ class Sequence:
     segments: list[Segment] = field(default_factory=list)
     phase: SequencePhase = SequencePhase.WAITING
     began_ns: int = -1  # when it first ran
+    cached_tokens: int = 0  # of its context, whose KV cache is in host memory
+    cached_version: int = -1  # the policy version that made that cache; -1 for a judge's
     lease_epoch: int = -1
     end: End | None = None  # once it is done, where text is real
 
@@ -287,6 +296,7 @@ class Recipe:
     judge_calls: int
     staleness: int
     publishing: Publishing
+    handover: Handover = Handover.REREAD
 
 
 @dataclass(frozen=True, slots=True)

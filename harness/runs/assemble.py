@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.errors import UsageError
 from harness.runs.backends import SIM, Learned, Request, recorded
@@ -21,6 +21,7 @@ from systems.serving import Deadlines
 from systems.types import (
     SERVING,
     Estimates,
+    Handover,
     How,
     Layout,
     Placement,
@@ -63,7 +64,7 @@ def assemble(spec: RunSpec, again: RecordedWorkload | None = None, prior: Estima
         asked = Request(spec.group, spec.seed, recipe, cost, spec.trace)
         backend, workload, learned = spec.on.build(asked)
     else:
-        backend, workload, learned = recorded(again, cost)
+        backend, workload, learned = recorded(again, cost, len(layout.devices))
     if spec.group.faults.losses and not (again and spec.on.measured):
         backend = FaultyBackend(backend, draw_losses(spec, layout))
     prior = prior or prior_of(spec, cost, recipe)
@@ -76,6 +77,8 @@ def check_request(spec: RunSpec) -> tuple[ClusterDurations, Layout, Recipe]:
     cost = cost_of(spec.group, spec.on.real, spec.calibration, spec.machine)
     layout = layout_of(spec.group, cost.training.smallest_unit, SYSTEMS[spec.system].time_shares)
     recipe = recipe_of(spec.group, spec.steps, spec.staleness)
+    if spec.on.measured:  # live workers keep no cache for each other
+        recipe = replace(recipe, handover=Handover.REREAD)
     if spec.calibration is None:
         check_divides(spec.group)
     check_fits(spec, cost)
@@ -123,6 +126,7 @@ def recipe_of(group: ModelGroup, steps: int, staleness: int) -> Recipe:
         judge_calls=workload.judge_calls,
         staleness=staleness,
         publishing=workload.publishing or default,
+        handover=workload.handover,
     )
 
 

@@ -79,12 +79,14 @@ def _simulated(asked: Request) -> Built:
     workload = SyntheticWorkload(
         asked.group.lengths, asked.seed, recipe.samples, recipe.judge_calls, recipe.prompts, asked.trace
     )
-    return SimBackend(Kind.SIMULATED, asked.cost, DrawnLengths(workload), CountingLearner()), workload, None
+    lengths, gpus = DrawnLengths(workload), asked.group.cluster.gpus
+    return SimBackend(Kind.SIMULATED, asked.cost, lengths, CountingLearner(), gpus), workload, None
 
 
-def recorded(workload: RecordedWorkload, cost: ClusterDurations) -> Built:
+def recorded(workload: RecordedWorkload, cost: ClusterDurations, gpus: int) -> Built:
     """A finished run's lengths on the simulated cluster, whatever it was made on."""
-    return SimBackend(Kind.SIMULATED, cost, DrawnLengths(workload), CountingLearner()), workload, None
+    backend = SimBackend(Kind.SIMULATED, cost, DrawnLengths(workload), CountingLearner(), gpus)
+    return backend, workload, None
 
 
 def _cosimulated(asked: Request) -> Built:
@@ -109,7 +111,7 @@ LIVE = BackendKind(
     "live", Kind.MEASURED, True, CPU, run_live, _live,
     (
         "lengths.*", "costs.*", "memory.*", "pair.*", "cluster.hardware", "cluster.engine",
-        "cluster.token_scale", "cluster.max_running", "cluster.sync",
+        "cluster.token_scale", "cluster.max_running", "cluster.sync", "workload.handover",
     ),
 )  # fmt: skip
 BACKENDS = {backend.name: backend for backend in (SIM, COSIM, LIVE)}

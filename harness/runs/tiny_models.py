@@ -64,7 +64,7 @@ def cosimulated(
     # on a busy one, where tiny operators wait for a core that somebody else has.
     torch.set_num_threads(1)
     learner, lengths = learner_and_lengths(group, recipe.staleness, seed)
-    backend = SimBackend(Kind.COSIMULATED, cost, lengths, learner)
+    backend = SimBackend(Kind.COSIMULATED, cost, lengths, learner, group.cluster.gpus)
     learned = LearnedPolicy(learner.model.config, lambda: to_standard(learner.model))
     return backend, HopsWorkload(seed), learned
 

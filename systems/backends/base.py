@@ -46,6 +46,7 @@ class Work(NamedTuple):
     length: int
     tokens: tuple[int, ...] = ()
     group: int = -1  # sequences of a group and role begin with the same prompt
+    cached_tokens: int = 0  # of the context: their KV cache is in host memory, and good for this replica
 
     @property
     def context_tokens(self) -> int:
@@ -67,6 +68,7 @@ class TokenChunk(NamedTuple):
     logprobs: tuple[float, ...] = ()
     serial: int = -1
     end: End | None = None
+    cached_tokens: int = 0  # of the context: what `abort` has kept in host memory
 
 
 class Finished(TokenChunk):
@@ -87,8 +89,12 @@ class ServingWorker(Protocol):
 
     def submit(self, work: Work) -> None: ...
 
-    async def abort(self, sequences: Collection[int]) -> list[TokenChunk]:
-        """Stop these and return their tokens that were not streamed yet; ended ones are absent."""
+    async def abort(self, sequences: Collection[int], keep: bool = False) -> list[TokenChunk]:
+        """Stop these and return their tokens that were not streamed yet; ended ones are absent.
+
+        With `keep` their KV caches go to host memory, as far as there is room, before this returns. A worker
+        that cannot do that keeps nothing, and says so in its chunks.
+        """
         ...
 
     def stream(self) -> AsyncIterator[TokenChunk]:
@@ -158,9 +164,10 @@ class Backend(Protocol):
     def close(self) -> None: ...
 
 
-def work_of(sequence: Sequence, epoch: int) -> Work:
-    """What a worker is told about a sequence."""
+def work_of(sequence: Sequence, epoch: int, version: int = -1) -> Work:
+    """What a worker that serves `version` is told about a sequence: a cache of another is of no use to it."""
+    cached = sequence.cached_tokens if sequence.cached_version == version else 0
     return Work(
         sequence.id, epoch, sequence.role, sequence.sample.id, sequence.key, sequence.prompt,
-        sequence.length, tuple(sequence.tokens), sequence.sample.group.id,
+        sequence.length, tuple(sequence.tokens), sequence.sample.group.id, cached,
     )  # fmt: skip

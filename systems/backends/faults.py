@@ -118,8 +118,8 @@ class NoisyWorker:
     def submit(self, work: Work) -> None:
         self._inner.submit(work)
 
-    async def abort(self, sequences: Collection[int]) -> list[TokenChunk]:
-        return await self._inner.abort(sequences)
+    async def abort(self, sequences: Collection[int], keep: bool = False) -> list[TokenChunk]:
+        return await self._inner.abort(sequences, keep)
 
     async def update(self, version: int) -> None:
         await self._inner.update(version)

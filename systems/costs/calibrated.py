@@ -52,6 +52,10 @@ class FittedServing:
     def prefill_s(self, context_tokens: int) -> float:
         return self.read_s + self.read_token_s * context_tokens
 
+    def cache_bytes(self, context_tokens: int) -> float:
+        """A live worker keeps no cache for another."""
+        return 0.0
+
     def speed(self) -> Speed:
         return Speed(
             a=self.kv_token_s, b=0.0, c=self.row_s, d=self.step_s, max_running=self.max_running,
@@ -101,6 +105,9 @@ class FittedCluster:
 
     def copy_s(self, moved: float, sharing: int) -> float:
         return 0.0  # in the phases
+
+    def host_cache_bytes(self, devices: int) -> float:
+        return 0.0
 
     def publish_s(self, devices: int) -> float:
         return self.publishing_s

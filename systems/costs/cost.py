@@ -22,7 +22,7 @@ from systems.costs.durations import BLOCK, Bounds, Costs
 from systems.costs.forward import Forward, StepTables, engines
 from systems.costs.hardware import Hardware
 from systems.costs.kernels import FORMS, kernels_of, measured_on
-from systems.costs.memory import SHARE, EngineMemory, kv_blocks, state_blocks, weight_bytes
+from systems.costs.memory import SHARE, EngineMemory, kv_blocks, kv_token_bytes, state_blocks, weight_bytes
 from systems.costs.training import TrainingCost, seconds_a_flop, trained
 from systems.types import SERVING, Role, Shift, Speed, Step
 
@@ -107,6 +107,12 @@ class ServingCost:
             seconds += self.tables.mixed_s(0, 0.0, chunk, pairs, done + chunk, int(chunk == left))
             done, left = done + chunk, left - chunk
         return seconds
+
+    def cache_bytes(self, context_tokens: int) -> float:
+        """A sequence's KV cache and the state of its linear attention, on each device."""
+        token_bytes = kv_token_bytes(self.architecture, self.tp)
+        state_bytes = self.architecture.state_bytes_per_sequence / self.tp
+        return context_tokens * self.token_scale * token_bytes + state_bytes
 
     def speed(self) -> Speed:
         """The planner's throughput model: a line through a small and a full batch, flat below the small."""
@@ -193,6 +199,13 @@ class ClusterCost:
             cost = self.serving[role]
             return weight_bytes(cost.architecture, cost.tp)
         return self.training.optimizer_bytes / devices
+
+    def host_cache_bytes(self, devices: int) -> float:
+        """Beside the parameter store (two policies and the judge) and parked optimizer state."""
+        judge = self.serving[Role.REWARD].architecture
+        stored = 2 * self.training.architecture.weight_bytes + judge.weight_bytes
+        parked = self.training.optimizer_bytes
+        return max(0.0, devices * self.training.hardware.host_memory_bytes - stored - parked)
 
     def publish_s(self, devices: int) -> float:
         """Until a new version is where replicas can load it from, or with `GATHER`, in all of them."""

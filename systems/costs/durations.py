@@ -72,6 +72,10 @@ class ServingDurations(Protocol):
         """Reading one context in, alone."""
         ...
 
+    def cache_bytes(self, context_tokens: int) -> float:
+        """What a sequence's KV cache takes on each device."""
+        ...
+
     def speed(self) -> Speed:
         """The planner's throughput model of this replica."""
         ...
@@ -135,6 +139,10 @@ class ClusterDurations(Protocol):
 
     def copy_s(self, moved: float, sharing: int) -> float:
         """Copying so many bytes while `sharing` devices of the node copy, this one included."""
+        ...
+
+    def host_cache_bytes(self, devices: int) -> float:
+        """Host memory of a cluster that is free for KV caches on their way."""
         ...
 
     def publish_s(self, devices: int) -> float: ...

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from harness.runs.assemble import assemble
+from systems import lifecycle
 from systems.backends.base import Finished, TokenChunk, WorkerLost, work_of
 from systems.batching import canonical_batch
 from systems.loop.clock import WallClockLoop, now_ns, run_virtual
@@ -73,7 +74,9 @@ class Stage:
         await self.shift((), (placement,))
         return self.backend.training(Lease(placement, 0, LeaseState.ACTIVE))
 
-    async def interrupted(self, worker: Any, sequence: Sequence, whole_s: float) -> list[TokenChunk]:
+    async def interrupted(
+        self, worker: Any, sequence: Sequence, whole_s: float, keep: bool = False
+    ) -> list[TokenChunk]:
         """Submit a sequence that takes `whole_s`, and abort it on its way: what was generated until then.
 
         In virtual time that is half-way. A live worker is aborted once it has streamed something; if it was
@@ -88,7 +91,7 @@ class Stage:
                     break
             else:
                 await asyncio.sleep(whole_s / 2)
-            aborted = await worker.abort([sequence.id, 999_999])
+            aborted = await worker.abort([sequence.id, 999_999], keep)
             if aborted:
                 return parts + aborted
 
@@ -176,6 +179,40 @@ def test_every_sequence_ends_once_and_serials_count_up(on_backend: Drive) -> Non
             for chunk in parts:
                 assert chunk.count > 0
                 assert len(chunk.tokens) == len(chunk.logprobs) == (chunk.count if stage.real else 0)
+
+    on_backend(main)
+
+
+def test_a_cache_that_is_kept_changes_nothing_but_the_time(on_backend: Drive) -> None:
+    """A worker says how much of the cache it has kept; whoever continues has the same tokens either way."""
+
+    async def main(stage: Stage) -> None:
+        first = await stage.serving(Role.ROLLOUT, 0, 0)
+        for index in range(8):
+            first.submit(work_of(stage.sequence(index), 0))
+        made = await stage.until_finished(first, 8)
+        index = max(made, key=lambda sequence: sum(chunk.count for chunk in made[sequence])) // 2
+        began = now_ns()
+        first.submit(work_of(stage.sequence(index), 0))
+        whole = (await stage.until_finished(first, 1))[index * 2]
+        took_s, rest_s = (now_ns() - began) / 1e9, {}
+        for epoch, keep in enumerate((False, True), 1):
+            worker, sequence = await stage.serving(Role.ROLLOUT, 1, epoch), stage.sequence(index)
+            parts = await stage.interrupted(worker, sequence, took_s, keep)
+            kept = parts[-1].cached_tokens
+            assert (kept > 0) == (keep and stage.name != "live")
+            sequence.length = sum(chunk.count for chunk in parts)
+            sequence.tokens = [token for chunk in parts for token in chunk.tokens]
+            assert kept <= sequence.context_tokens
+            lifecycle.keep_cache(sequence, kept, version=stage.version)
+            assert work_of(sequence, 9, stage.version + 1).cached_tokens == 0, "of no use to other weights"
+            third, began = await stage.serving(Role.ROLLOUT, 2, 2 + epoch), now_ns()
+            third.submit(work_of(sequence, 2 + epoch, stage.version))
+            rest = (await stage.until_finished(third, 1))[sequence.id]
+            rest_s[keep] = (now_ns() - began) / 1e9
+            assert [t for c in parts + rest for t in c.tokens] == [t for c in whole for t in c.tokens]
+            assert sum(c.count for c in parts + rest) == sum(c.count for c in whole)
+        assert stage.name == "live" or rest_s[True] < rest_s[False]
 
     on_backend(main)
 

@@ -18,11 +18,12 @@ class One:
     generated: int = 0
     cached: int = 0
     reading: bool = True
+    brought: int = 0  # context tokens whose cache comes along
 
 
 @dataclass
 class Reference:
-    """Feed it arrivals (time, id, context, remaining) in order; it returns (id, time) of all ends."""
+    """Feed it arrivals (time, id, context, remaining, brought along); it returns (id, time) of all ends."""
 
     costs: Costs
     bounds: Bounds
@@ -37,18 +38,18 @@ class Reference:
     def preempt(self) -> One:
         victim = self.running.pop()
         self.preemptions.append((victim.id, victim.generated))
-        victim.cached, victim.reading = 0, True
+        victim.cached, victim.reading, victim.brought = 0, True, 0
         self.waiting.insert(0, victim)
         return victim
 
-    def run(self, arrivals: list[tuple[float, int, int, int]]) -> list[tuple[int, float]]:
+    def run(self, arrivals: list[tuple[float, int, int, int, int]]) -> list[tuple[int, float]]:
         todo, ends = list(arrivals), []
         while todo or self.running or self.waiting:
             if not self.running and not self.waiting:
                 self.time = max(self.time, todo[0][0])
             while todo and todo[0][0] <= self.time:
-                _, number, context, remaining = todo.pop(0)
-                self.waiting.append(One(number, context, remaining))
+                _, number, context, remaining, *held = todo.pop(0)
+                self.waiting.append(One(number, context, remaining, brought=held[0] if held else 0))
             ends.extend(self.step())
         return ends
 
@@ -86,9 +87,11 @@ class Reference:
             one = self.waiting[0]
             if len(self.running) >= self.bounds.max_running:
                 break
-            chunk = min(one.context + one.generated, budget())
-            if -(-chunk // BLOCK) > spare() and self.running:
+            held = min(one.brought, one.context - 1)
+            chunk = min(one.context + one.generated - held, budget())
+            if -(-(held + chunk) // BLOCK) > spare() and self.running:
                 break
+            one.cached = held
             self.running.append(self.waiting.pop(0))
             chunks[one.id] = chunk
         return self.execute(chunks)

@@ -23,14 +23,14 @@ COSTS = Costs(
         6e-3 + 6e-5 * (n + queries) + 3e-8 * kv + 1e-9 * pairs + 1e-8 * context + 1e-4 * starting
     ),
 )
-Moment = tuple[float, int, int, int]  # when, id, context, remaining
+Moment = tuple[float, int, int, int, int]  # when, id, context, remaining, tokens whose cache is brought
 
 
 def closed_form(bounds: Bounds, arrivals: list[Moment]) -> tuple[list[tuple[int, float]], Replica]:
     replica, ends = Replica(COSTS, bounds), []
     for when, together in itertools.groupby(arrivals, key=lambda arrival: arrival[0]):
         ends.extend((end.id, end.time_s) for end in replica.advance(when))
-        replica.add(when, [Arrival(*rest) for _, *rest in together])
+        replica.add(when, [Arrival(*rest, held=held) for _, *rest, held in together])
     while (when_next := replica.next_s()) is not None:
         ends.extend((end.id, end.time_s) for end in replica.advance(when_next))
     return ends, replica
@@ -56,8 +56,9 @@ def workloads(draw: st.DrawFn) -> tuple[Bounds, list[Moment]]:
     arrivals, when = [], 0.0
     for number in range(count):
         when += draw(st.sampled_from([0.0, 0.0, 0.001, 0.05, 1.0]))
-        arrivals.append((when, number, draw(st.integers(1, 300)), draw(st.integers(1, 200))))
-    longest = max(context + remaining for _, _, context, remaining in arrivals)
+        context, held = draw(st.integers(1, 300)), draw(st.just(0) | st.integers(0, 300))
+        arrivals.append((when, number, context, draw(st.integers(1, 200)), held))
+    longest = max(context + remaining for _, _, context, remaining, _ in arrivals)
     least = -(-longest // BLOCK) + 1
     blocks = draw(st.integers(least, least * 4))
     bounds = Bounds(draw(st.integers(1, 12)), draw(st.sampled_from([16, 64, 256, 2048])), blocks)
@@ -73,13 +74,13 @@ def test_closed_form_equals_step_by_step(drawn: tuple[Bounds, list[Moment]]) -> 
 
 def test_preemption_is_reached() -> None:
     """Twenty sequences that grow beyond the memory together."""
-    arrivals = [(0.0, number, 100, 150 + 7 * number) for number in range(20)]
+    arrivals = [(0.0, number, 100, 150 + 7 * number, 0) for number in range(20)]
     replica, oracle = compare(Bounds(20, 2048, 200), arrivals)
     assert replica.preemptions == len(oracle.preemptions) > 5
 
 
 def test_one_decode_stretch_by_hand() -> None:
-    ends, _ = closed_form(Bounds(8, 2048, 1000), [(2.0, 0, 10, 4)])
+    ends, _ = closed_form(Bounds(8, 2048, 1000), [(2.0, 0, 10, 4, 0)])
     read = COSTS.mixed_s(0, 0, 10, 55, 10, 1)
     decode = 3 * COSTS.alpha_s(1) + COSTS.beta_s(1) * (10 + 11 + 12)
     assert ends == [(0, pytest.approx(2.0 + read + decode, rel=1e-12))]
@@ -111,9 +112,9 @@ def test_an_abort_gives_whole_steps_and_frees_everything() -> None:
     now = 1.0
     before = replica.progress(now)
     assert before[1] == before[2] > 10
-    assert replica.abort(now, [1, 99]) == [(1, before[1])]
+    assert replica.abort(now, [1, 99]) == [(1, before[1], 99 + before[1])]
     assert replica.sequences == 1
-    assert replica.abort(now, [2]) == [(2, before[2])]
+    assert replica.abort(now, [2]) == [(2, before[2], 99 + before[2])]
     assert (replica.sequences, replica._free, replica.next_s()) == (0, 1000, None)
     assert replica.abort(now, [2]) == []
 
@@ -129,15 +130,16 @@ def test_aborts_lose_nothing_but_the_step_under_way(
     moments = sorted(
         [*((a[0], 0, a) for a in arrivals), *((t, 1, n) for t, n in aborts)], key=lambda m: m[:2]
     )
-    lengths = {number: remaining for _, number, _, remaining in arrivals}
+    lengths = {number: remaining for _, number, _, remaining, _ in arrivals}
     for when, kind, what in moments:
         left.update({end.id: end.generated for end in replica.advance(when)})
         if kind == 0:
-            _, number, context, remaining = what
-            replica.add(when, [Arrival(number, context, remaining, number % 3, context // 2)])
+            _, number, context, remaining, held = what
+            replica.add(when, [Arrival(number, context, remaining, number % 3, context // 2, held)])
         else:
-            for number, generated in replica.abort(when, [what]):
+            for number, generated, cached in replica.abort(when, [what]):
                 assert 0 <= generated < lengths[number]
+                assert 0 <= cached <= 300 + generated
                 assert number not in left
                 left[number] = generated
     while (following := replica.next_s()) is not None:
@@ -147,6 +149,16 @@ def test_aborts_lose_nothing_but_the_step_under_way(
     assert set(left) == set(lengths)
     assert replica._free == bounds.blocks
     assert not replica._prefixes
+
+
+def test_a_cache_that_is_brought_along_is_not_read_in_again() -> None:
+    replica = Replica(COSTS, Bounds(8, 4096, 1000))
+    replica.add(0.0, [Arrival(1, 1000, 50, held=999)])
+    assert replica.next_s() == pytest.approx(COSTS.mixed_s(0, 0, 1, 1000, 1000, 1))
+    replica.advance(replica.next_s() or 0.0)
+    assert replica._free == 1000 - -(-1000 // BLOCK)
+    assert replica.abort(replica._time, [1]) == [(1, 1, 1000)]
+    assert replica._free == 1000
 
 
 class NeverAhead(Replica):

@@ -18,7 +18,7 @@ from systems.types import SERVING
 from workloads.groups import load_group
 from workloads.synthetic import SyntheticWorkload
 
-REQUESTS = "cbc5f7820a24d74fb53e398073947c34ab37a7d4e7275d7dbb8a308592fa5979"
+REQUESTS = "b1aa167e52b10c3158d44c1097ba3d9db03d83df38761b71548ab4fa3373a56d"
 COSTS = "39253043d15dd06d670af1b4ff1ed758bcb1dca610116df676c215872b0c8574"
 DURATIONS = "565489804d456f536d92f0e6b19685090f6b0729138a5acd826a691fa14d6d88"
 LENGTHS = "f1dda3d5eaea0b65cd69a7d17e5479113c2a4b997605298795f91c5576c30810"

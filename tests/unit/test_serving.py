@@ -58,7 +58,7 @@ class Scripted:
     def submit(self, work: Work) -> None:
         self.held.append(work.id)
 
-    async def abort(self, sequences: Collection[int]) -> list[TokenChunk]:
+    async def abort(self, sequences: Collection[int], keep: bool = False) -> list[TokenChunk]:
         await self._answer(self.abort_s)
         known = [chunk for chunk in self.aborted if chunk.sequence in sequences]
         return known or [self.chunk(s, 0, serial=-1) for s in self.held if s in sequences]
@@ -116,7 +116,7 @@ class Stage:
         self.serving = Serving(
             backend,
             self.log,
-            publishing,
+            replace(PARTS.recipe, publishing=publishing),
             Deadlines(**deadlines),
             self.estimator,
             tasks,

@@ -43,7 +43,8 @@ class LiveReplica:
             works, self._fresh = self._fresh, []
             self._worker.tell("submit", works=[wire.work_to_json(work) for work in works])
 
-    async def abort(self, sequences: Collection[int]) -> list[TokenChunk]:
+    async def abort(self, sequences: Collection[int], keep: bool = False) -> list[TokenChunk]:
+        """Its caches are dropped: `keep` is not done here, and the chunks say so."""
         self._send()
         answer = await self._worker.ask("abort", sequences=list(sequences))
         chunks = [wire.chunk_from_json(raw) for raw in answer]

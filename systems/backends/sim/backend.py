@@ -10,6 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 
+from systems.backends.sim.host_cache import HostCache
 from systems.backends.sim.lengths import LengthSource
 from systems.backends.sim.lifeline import Lifeline
 from systems.backends.sim.serving import SimReplica
@@ -28,8 +29,11 @@ def _copying(step: Step, shift: Shift) -> tuple[int, ...]:
 class SimBackend:
     """A cluster whose durations come from `cost`, lengths from `lengths` and gradients from `learner`."""
 
-    def __init__(self, kind: Kind, cost: ClusterDurations, lengths: LengthSource, learner: Learner) -> None:
+    def __init__(
+        self, kind: Kind, cost: ClusterDurations, lengths: LengthSource, learner: Learner, devices: int
+    ) -> None:
         self.kind = kind
+        self._host = HostCache(cost.host_cache_bytes(devices))
         self.cost = cost
         self._lengths = lengths
         self._learner = learner
@@ -75,10 +79,14 @@ class SimBackend:
         devices = lease.placement.devices
         replica = SimReplica(
             self.cost.serving[lease.role], self._lengths, lease.version, devices,
-            self.cost.update_s(), self._slowdown,
+            self.cost.update_s(), self._slowdown, self._host, self._copy_s,
         )  # fmt: skip
         self._owner.update(dict.fromkeys(devices, replica))
         return replica
+
+    def _copy_s(self, moved: float) -> float:
+        """Seconds to bring a device's part of KV caches to host memory or back; its whole node copies."""
+        return self.cost.copy_s(moved, self.cost.gpus_per_node) if moved else 0.0
 
     def training(self, lease: Lease) -> SimTrainer:
         devices = lease.placement.devices

@@ -47,6 +47,7 @@ class Arrival(NamedTuple):
     remaining: int
     prefix: int = -1
     prefix_tokens: int = 0
+    held: int = 0  # of the context, whose cache is brought along
 
 
 class Ended(NamedTuple):
@@ -55,6 +56,14 @@ class Ended(NamedTuple):
     id: int
     time_s: float
     generated: int
+
+
+class Aborted(NamedTuple):
+    """A sequence that was taken out, the tokens that it generated here, and those that were in the cache."""
+
+    id: int
+    generated: int
+    cached: int
 
 
 @dataclass(slots=True)
@@ -66,6 +75,7 @@ class _Run:
     remaining: int
     prefix: int  # which shared prefix it begins with, or -1
     prefix_tokens: int
+    held: int = 0  # context tokens whose cache was brought along
     order: int = 0  # of admission: the largest is preempted first
     read: int = 0  # context tokens that are in the cache
     shared: int = 0  # of these, held in the prefix's blocks
@@ -135,8 +145,8 @@ class Replica:
             self._admit(self._mixed)
             self._read_in(self._mixed)
 
-    def abort(self, now_s: float, sequences: Iterable[int]) -> list[tuple[int, int]]:
-        """Take these out; (id, tokens generated here) of those there. The step under way is lost."""
+    def abort(self, now_s: float, sequences: Iterable[int]) -> list[Aborted]:
+        """Take these out, and say what those that were there had. The step under way is lost."""
         wanted = frozenset(sequences)
         if not any(run.id in wanted for run in self._here()):
             return []
@@ -144,12 +154,12 @@ class Replica:
         self._undo_mixed()
         self._behind = None
         gone = [run for run in self._waiting if run.id in wanted]
-        found = [(run.id, run.generated) for run in gone]
+        found = [Aborted(run.id, run.generated, run.held) for run in gone]
         self._waiting = deque(run for run in self._waiting if run.id not in wanted)
         self._pending -= sum(run.context for run in gone)
         for runs in (self._reading, self._generating):
             for run in [run for run in runs.values() if run.id in wanted]:
-                found.append((run.id, self._generated(run)))
+                found.append(Aborted(run.id, self._generated(run), run.length(self._steps)))
                 self._leave(run)
         self._time = max(self._time, now_s)
         self._plan()
@@ -383,15 +393,29 @@ class Replica:
             run = self._waiting[0]
             self._use_prefix(run)
             alone = not (self._generating or self._reading)
-            if not self._give(run, budget, chunks, forced=alone):
+            if not self._bring(run, forced=alone) or not self._give(run, budget, chunks, forced=alone):
+                self._free += run.own_blocks(self._steps)
                 self._drop_prefix(run)
-                run.read = 0
+                run.read = run.state = 0
                 break
             self._waiting.popleft()
             self._admitted += 1
             run.order = self._admitted
             self._reading[run.id] = run
             budget -= chunks[-1][1]
+
+    def _bring(self, run: _Run, forced: bool) -> bool:
+        """Blocks for the cache that it has brought along; the last token is always computed."""
+        held = min(run.held, run.context - 1)
+        if held <= run.read:
+            return True
+        blocks = -(-(held - run.shared) // BLOCK) - -(-(run.read - run.shared) // BLOCK)
+        if blocks > self._free - self._crossings(1) and not forced:
+            return False
+        self._free -= blocks
+        run.read = held
+        self._keep_prefix(run)
+        return True
 
     def _give(self, run: _Run, budget: int, chunks: list[tuple[_Run, int]], forced: bool = False) -> bool:
         """A chunk for `run`, if there are blocks for all of it beside those that generating needs."""

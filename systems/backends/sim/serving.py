@@ -10,9 +10,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 
 from systems.backends.base import Finished, TokenChunk, Work, WorkerLoad, WorkerLost
+from systems.backends.sim.host_cache import HostCache
 from systems.backends.sim.lengths import LengthSource
 from systems.backends.sim.lifeline import Lifeline
-from systems.backends.sim.replica import Arrival, Replica
+from systems.backends.sim.replica import Aborted, Arrival, Replica
 from systems.costs.durations import ServingDurations
 from systems.loop.clock import now_ns, to_ns
 from systems.loop.mailbox import Mailbox
@@ -26,13 +27,17 @@ class SimReplica:
 
     def __init__(
         self, cost: ServingDurations, lengths: LengthSource, version: int, devices: tuple[int, ...],
-        update_s: float, slowdown: Callable[[tuple[int, ...]], float],
+        update_s: float, slowdown: Callable[[tuple[int, ...]], float], host: HostCache,
+        copy_s: Callable[[float], float],
     ) -> None:  # fmt: skip
         self.version = version
         self.devices = devices
         self._lengths = lengths
         self._update_s = update_s
         self._slowdown = slowdown
+        self._cost = cost
+        self._host = host
+        self._copy_s = copy_s
         self._scale = cost.token_scale
         self._life = Lifeline(devices)
         self._loop = asyncio.get_running_loop()
@@ -40,6 +45,8 @@ class SimReplica:
         self._works: dict[int, Work] = {}
         self._fresh: list[Work] = []  # submitted at this moment: they join together
         self._fresh_tokens = 0
+        self._arriving: dict[int, int] = {}  # sequences whose caches come in, and how many tokens of theirs
+        self._copied_s = 0.0  # until when the replica's link is taken by caches that come in
         self._timer: asyncio.Handle | None = None
         self._due = 0.0  # what the timer is set to
         self._stream: Mailbox[TokenChunk | WorkerLost | None] = Mailbox()
@@ -55,16 +62,28 @@ class SimReplica:
         if len(self._fresh) == 1:
             self._loop.call_soon(self._join)
 
-    async def abort(self, sequences: Collection[int]) -> list[TokenChunk]:
+    async def abort(self, sequences: Collection[int], keep: bool = False) -> list[TokenChunk]:
         self._life.check()
         self._settle()
         self._join()
         self._replica.pace = self._slowdown(self.devices)
         found = self._replica.abort(now_ns() / NS_PER_S, sequences)
-        chunks = [self._chunk(self._works.pop(number), generated) for number, generated in found]
+        found += [Aborted(n, 0, self._arriving.pop(n)) for n in sequences if n in self._arriving]
+        chunks = []
+        moved = 0.0
+        for number, generated, cached in found:
+            work = self._works.pop(number)
+            cached = cached // self._scale if keep else 0
+            size = self._cost.cache_bytes(cached) if cached else 0.0
+            if not size or not self._host.keep(number, size * self._cost.devices):
+                cached, size = 0, 0.0
+            moved += size
+            chunks.append(self._chunk(work, generated)._replace(cached_tokens=cached))
         if chunks:
             self._lengths.forget([chunk.sequence for chunk in chunks])
             self._schedule()
+        if moved:
+            await self._life.sleep(self._copy_s(moved) * self._slowdown(self.devices))
         return chunks
 
     async def stream(self) -> AsyncIterator[TokenChunk]:
@@ -87,7 +106,10 @@ class SimReplica:
     def load(self) -> WorkerLoad:
         """As of the last batch change, like the last report of a live worker."""
         return WorkerLoad(
-            len(self._works), self._replica.kv_tokens(now_ns() / NS_PER_S) / self._scale + self._fresh_tokens
+            len(self._works),
+            self._replica.kv_tokens(now_ns() / NS_PER_S) / self._scale
+            + self._fresh_tokens
+            + sum(self._arriving.values()) / self._scale,
         )
 
     def progress(self) -> Mapping[int, int]:
@@ -119,10 +141,25 @@ class SimReplica:
     def _join(self) -> None:
         """What was submitted at this moment is now the replica's."""
         works, self._fresh, self._fresh_tokens = self._fresh, [], 0
+        works = [work for work in works if work.id in self._works]
+        self._host.drop([work.id for work in works])  # read back now, or of no use any more
+        brought = [work for work in works if work.cached_tokens]
+        if brought and self._life.alive:
+            moved = sum(self._cost.cache_bytes(work.cached_tokens) for work in brought)
+            copied_s = self._copy_s(moved) * self._slowdown(self.devices)
+            self._copied_s = max(self._copied_s, now_ns() / NS_PER_S) + copied_s
+            self._arriving.update({work.id: work.cached_tokens * self._scale for work in brought})
+            self._loop.call_at(self._copied_s, self._add, brought)
+        self._add([work for work in works if not work.cached_tokens])
+
+    def _add(self, works: list[Work]) -> None:
+        """These begin; those that were aborted while their caches came in are not here any more."""
+        works = [work for work in works if self._works.get(work.id) is work]
         if works and self._life.alive:
             self._replica.pace = self._slowdown(self.devices)
-            arrivals = [self._arrival(work) for work in works if work.id in self._works]
-            self._replica.add(now_ns() / NS_PER_S, arrivals)
+            for work in works:
+                self._arriving.pop(work.id, None)
+            self._replica.add(now_ns() / NS_PER_S, map(self._arrival, works))
             self._schedule()
 
     def _arrival(self, work: Work) -> Arrival:
@@ -134,6 +171,7 @@ class SimReplica:
             self._lengths.remaining(work, self.version) * scale,
             work.group if work.role is Role.ROLLOUT else work.sample,
             work.prompt.length * scale,
+            work.cached_tokens * scale,
         )
 
     def _schedule(self) -> None:
