@@ -14,7 +14,7 @@ from harness.results.tables import Recorded, intervals_table
 from paper_figures.side_by_side import staleness_label
 from paper_figures.style import SHARE_COLOR
 
-MOST = 6  # panels that a page holds
+MOST = 10  # panels that a page holds
 
 
 def data(runs: Sequence[Recorded]) -> pd.DataFrame:

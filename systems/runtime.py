@@ -24,7 +24,7 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
-from systems import lifecycle
+from systems import lifecycle, plans
 from systems.backends.base import Backend, TrainingWorker, WorkerLost
 from systems.estimates.estimator import Estimator
 from systems.events import (
@@ -84,7 +84,7 @@ class Runtime:
             self.watchdog,
         )  # fmt: skip
         self._policy = policy
-        self._memory = policy.begin(layout)
+        self._memory = plans.begin(policy, layout)
         self._backend = backend
         self._desired = Plan(())
         self._trainer: TrainingWorker | None = None
@@ -115,7 +115,7 @@ class Runtime:
             await self.turn.wait()
             view = self.view()
             before = self._memory
-            plan, self._memory = self._policy.plan(view, before)
+            plan, self._memory = plans.ask(self._policy, view, before)
             if plan.placements != self._desired.placements:
                 self.log.emit(
                     Decision(

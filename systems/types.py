@@ -344,7 +344,7 @@ class Speed:
     kv_capacity_tokens: int
     ahead: int = 8  # sequences queued at a full replica, so that it never waits for the control process
 
-    def itl_s(self, running: int, kv_tokens: float) -> float:
+    def itl_s(self, running: float, kv_tokens: float) -> float:
         compute = self.c * running
         return self.a * kv_tokens + (compute if compute > self.b else self.b) + self.d
 

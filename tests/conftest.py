@@ -17,7 +17,7 @@ from systems.estimates.estimator import Estimator
 from systems.events import Event, encode
 from systems.loop.clock import run_virtual
 from systems.pipeline import Pipeline
-from systems.policies import SYSTEMS
+from systems.policies import policy_of
 from systems.runtime import Runtime
 from systems.staleness import Admission
 
@@ -82,7 +82,7 @@ def simulate(spec: RunSpec, wrap: Any = lambda backend: backend) -> tuple[Memory
 
     async def drive() -> None:
         policy, admission, estimator = (
-            SYSTEMS[spec.system](),
+            policy_of(spec.policy, spec.planner),
             Admission(parts.recipe),
             Estimator(parts.prior, parts.recipe),
         )

@@ -14,7 +14,7 @@ from harness.cli import options
 from harness.errors import UsageError, unknown
 from harness.results.record import RunDirectory, list_runs
 
-SUBJECTS = ("systems", "models", "workloads", "suites", "runs")
+SUBJECTS = ("systems", "planners", "models", "workloads", "suites", "runs")
 
 
 @click.command("list")
@@ -31,7 +31,7 @@ def command(
     what: str, system: str | None, model: str | None, kind: str | None, status: str | None, seed: int | None,
     suite: str | None, results: Path, as_json: bool,
 ) -> None:  # fmt: skip
-    """List systems, models, workloads, suites or runs; runs by any of the filters together."""
+    """List systems, planners, models, workloads, suites or runs; runs by any of the filters together."""
     if what not in SUBJECTS:
         raise unknown("list", what, SUBJECTS)
     filters = {"system": system, "model": model, "kind": kind, "status": status, "seed": seed}
@@ -39,7 +39,7 @@ def command(
     if what != "runs":
         if unused := [*given, *(["suite"] if suite else []), *(["json"] if as_json else [])]:
             raise UsageError(f"--{unused[0]}: only for 'bench list runs'")
-        for line in {"systems": systems, "models": models, "workloads": workloads, "suites": suites}[what]():
+        for line in LISTS[what]():
             click.echo(line)
         return
     check_filters(given)
@@ -109,6 +109,17 @@ def systems() -> list[str]:
     return lines
 
 
+def planners() -> list[str]:
+    from systems.policies.planners import DEFAULT_PLANNER, PLANNERS
+
+    lines = []
+    for name, planner in PLANNERS.items():
+        first = (inspect.getdoc(sys.modules[planner.__module__]) or "").splitlines()[0]
+        default = " Default." if name == DEFAULT_PLANNER else ""
+        lines.append(f"{name:<16}{first}{default}")
+    return lines
+
+
 def models() -> list[str]:
     from harness.runs.backends import usual
     from workloads.groups import group_names, load_group
@@ -157,3 +168,8 @@ def suites() -> list[str]:
         f"{name:<16}{len(suite.cells)} cells; {suite.about}"
         for name, suite in ((name, load_suite(name)) for name in suite_names())
     ]
+
+
+LISTS = {
+    "systems": systems, "planners": planners, "models": models, "workloads": workloads, "suites": suites,
+}  # fmt: skip

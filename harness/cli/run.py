@@ -16,8 +16,8 @@ from harness.results.wandb import MODES, Mirror, chosen_mode
 from harness.runs.backends import BACKENDS
 from harness.runs.plausible import render_spread, spread
 from harness.runs.runner import run
-from harness.runs.sensitivity import render_sensitivity, variants
 from harness.runs.spec import RunSpec, resolve
+from harness.studies.sensitivity import render_sensitivity, variants
 
 
 @click.command("run")

@@ -16,7 +16,6 @@ from systems.backends.faults import Fault, FaultyBackend
 from systems.costs.bounds import Floor
 from systems.costs.durations import ClusterDurations
 from systems.pipeline import Workload
-from systems.policies import SYSTEMS
 from systems.serving import Deadlines
 from systems.types import (
     SERVING,
@@ -75,7 +74,7 @@ def assemble(spec: RunSpec, again: RecordedWorkload | None = None, prior: Estima
 def check_request(spec: RunSpec) -> tuple[ClusterDurations, Layout, Recipe]:
     """Can this run start? Raises `UsageError` with the numbers; loads no weights."""
     cost = cost_of(spec.group, spec.on.real, spec.calibration, spec.machine)
-    layout = layout_of(spec.group, cost.training.smallest_unit, SYSTEMS[spec.system].time_shares)
+    layout = layout_of(spec.group, cost.training.smallest_unit, spec.policy.time_shares)
     recipe = recipe_of(spec.group, spec.steps, spec.staleness)
     if spec.on.measured:  # live workers keep no cache for each other
         recipe = replace(recipe, handover=Handover.REREAD)

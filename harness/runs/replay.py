@@ -24,7 +24,7 @@ from harness.runs.live_costs import Calibration
 from harness.runs.runner import simulate
 from harness.runs.spec import RunSpec
 from systems.events import EVENT_SCHEMA, Decision, Event, SequenceDispatched, SequenceFinished
-from systems.policies import SYSTEMS
+from systems.policies import policy_of
 from systems.types import Estimates, Kind, View
 from workloads.recorded import RecordedWorkload
 
@@ -108,7 +108,7 @@ def tallied(events: Iterable[Event]) -> Tally:
 
 def again(spec: RunSpec, events: Iterable[Event]) -> tuple[int, tuple[float, ...]]:
     """How many decisions were made, and when (seconds) the policy now decides otherwise."""
-    policy = SYSTEMS[spec.system]()
+    policy = policy_of(spec.policy, spec.planner)
     _, layout, recipe = check_request(spec)
     first = policy.begin(layout)
     decisions, differing = 0, []

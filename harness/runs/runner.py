@@ -34,7 +34,8 @@ from systems.loop.clock import NothingScheduled, begin_time, now_ns, run_virtual
 from systems.loop.watchdog import Stalled
 from systems.machine.files import file_sha256
 from systems.pipeline import Pipeline
-from systems.policies import SYSTEMS
+from systems.plans import PolicyFault
+from systems.policies import policy_of
 from systems.runtime import Runtime
 from systems.staleness import Admission
 from systems.types import Kind, NotFinite
@@ -124,7 +125,7 @@ def ending_of(run: str, log: Path, error: BaseException | None) -> Ending:
         case NothingScheduled():
             found = InvalidRun(f"{run}: {cause}; the last event in {log} says where")
             return Ending("invalid", str(cause), found)
-        case Stalled():
+        case Stalled() | PolicyFault():
             return Ending("invalid", str(cause), InvalidRun(f"{run}: {cause}"))
         case NotFinite():
             return Ending("invalid", str(cause), InvalidRun(f"{run}: {cause}; what was logged is in {log}"))
@@ -215,7 +216,7 @@ def caps_of(spec: Mapping[str, Any]) -> Caps:
 
 async def drive(spec: RunSpec, parts: Parts, log: EventSink) -> None:
     """The one place where a pipeline meets a policy and a backend."""
-    policy = SYSTEMS[spec.system]()
+    policy = policy_of(spec.policy, spec.planner)
     admission, estimator = Admission(parts.recipe), Estimator(parts.prior, parts.recipe)
     runtime = Runtime(
         parts.layout, parts.recipe, policy, parts.backend, log, admission, estimator, parts.deadlines

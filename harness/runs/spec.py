@@ -18,12 +18,12 @@ from harness.runs.backends import BACKENDS, LIVE, SIM, BackendKind, usual
 from harness.runs.costs import Machine, costs_sha256, modelled
 from harness.runs.layout import scaled_split
 from harness.runs.live_costs import Calibration, load_calibration
+from harness.runs.policies import OwnPolicy, check_planner, find, policy_class
 from systems.costs.families import ArchitectureError, read_config
 from systems.costs.forward import engines
 from systems.costs.hardware import hardware_names
 from systems.costs.machines import MOST_MACHINES
-from systems.policies import ALIASES, SYSTEMS
-from systems.types import Kind
+from systems.types import Kind, Policy
 from workloads.groups import MOST_DEVICES, ModelGroup, group_names, load_group
 from workloads.traces import Trace, TraceError, read_trace
 
@@ -49,11 +49,18 @@ class RunSpec(BaseModel):
     calibration: Calibration | None = None  # what live workers cost; the planner's prior
     trace: Trace | None = None  # lengths in place of priors
     machine: Machine | None = None  # a plausible one; None: the nominal one
+    planner: str | None = None  # None: the system's own, or it asks none
+    own: OwnPolicy | None = None  # where the policy is, if it is not one of the project's
 
     @property
     def on(self) -> BackendKind:
         """What it is made on."""
         return BACKENDS[self.backend]
+
+    @property
+    def policy(self) -> type[Policy[Any]]:
+        """The class that decides."""
+        return policy_class(self.system, self.own)
 
     @property
     def kind(self) -> Kind:
@@ -120,11 +127,13 @@ def resolve(
     *, system: str, model: str, backend: str | None, steps: int, seed: int, staleness: int | None,
     gpus: int | None, settings: tuple[str, ...], calibration: Path | None = None,
     configs: Mapping[str, Path] = NO_CONFIGS, trace: Path | None = None, trace_failed: str | None = None,
+    planner: str | None = None,
 ) -> RunSpec:  # fmt: skip
     """Turn a request into a spec, or raise `UsageError` with the nearest right thing."""
-    system = ALIASES.get(system, system)
-    if system not in SYSTEMS:
-        raise unknown("system", system, [*SYSTEMS, *ALIASES])
+    system, own = find(system)
+    policy = policy_class(system, own)
+    if planner is not None:
+        check_planner(planner, system, policy)
     if model not in (known := group_names()):
         raise unknown("model", model, known)
     if not 1 <= steps <= MOST_STEPS:
@@ -165,13 +174,14 @@ def resolve(
     elif group.cluster.hardware not in (profiles := hardware_names()):
         raise unknown("hardware", group.cluster.hardware, profiles)
     if gpus is not None:
-        group = with_gpus(group, gpus, on, SYSTEMS[system].time_shares)
+        group = with_gpus(group, gpus, on, policy.time_shares)
     if staleness is None:
-        staleness = SYSTEMS[system].default_staleness
+        staleness = policy.default_staleness
     measured = load_calibration(calibration).of(model) if on.measured else None
     return RunSpec(
         system=system, group=group, backend=on.name, steps=steps, seed=seed, staleness=staleness,
-        calibration=measured, trace=_read_trace(trace, trace_failed or FAILED_REQUESTS[0]),
+        calibration=measured, trace=_read_trace(trace, trace_failed or FAILED_REQUESTS[0]), planner=planner,
+        own=own,
     )  # fmt: skip
 
 

@@ -108,7 +108,8 @@ def select(runs: Sequence[Recorded], text: str) -> list[Recorded]:
     found = list(runs)
     for part in text.split(","):
         key, equals, value = part.partition("=")
-        if not equals and ALIASES.get(part, part) not in SYSTEMS:
+        is_system = ALIASES.get(part, part) in SYSTEMS or any(run.spec["system"] == part for run in runs)
+        if not equals and not is_system:
             exact = [run for run in found if part in (run.id, str(run.directory.path))]
             found = exact or [run for run in found if part in run.id]
             if not found:
@@ -139,6 +140,8 @@ def spelled(run: Recorded, key: str) -> str:
         return spelled_value(spec["group"]["cluster"]["gpus"])
     if key == "kind":
         return str(run.kind)
+    if key == "planner":
+        return str(spec.get("planner", "none given"))
     if key == "machine":
         return str(run.replicate.machine)
     if key == "variant":

@@ -37,9 +37,11 @@ from harness.errors import BenchError, UsageError, unknown
 from harness.inputs import parsed
 from harness.runs.assemble import check_request
 from harness.runs.backends import BACKENDS
+from harness.runs.policies import is_own
 from harness.runs.spec import RunSpec, check_seed, resolve
 from systems.costs.machines import MOST_MACHINES
 from systems.policies import ALIASES, SYSTEMS
+from systems.policies.planners import PLANNERS
 from workloads.groups import group_names
 
 SUITES = Path(workloads.__file__).parent / "suites"
@@ -64,6 +66,7 @@ class Grid(Table):
     staleness: Annotated[list[Any], BeforeValidator(_listed), Field(min_length=1)] = ["default"]
     gpus: Annotated[list[Count] | None, BeforeValidator(_listed), Field(min_length=1)] = None
     backend: Annotated[list[str] | None, BeforeValidator(_listed), Field(min_length=1)] = None
+    planner: Annotated[list[str] | None, BeforeValidator(_listed), Field(min_length=1)] = None
     machines: Annotated[Count, Field(ge=1, le=MOST_MACHINES)] | None = None  # None: the nominal one alone
     set: dict[str, Any] = {}
 
@@ -183,10 +186,10 @@ def _dotted(table: Any) -> Any:
 def _cells(source: _Source, file: SuiteFile, number: int, grid: Grid) -> Iterator[Cell]:
     at: Key = ("grid", number)
     known = {"system": [*SYSTEMS, *ALIASES], "model": group_names(), "variant": list(file.variants),
-             "backend": list(BACKENDS)}  # fmt: skip
+             "backend": list(BACKENDS), "planner": list(PLANNERS)}  # fmt: skip
     for axis, names in known.items():
         for name in getattr(grid, axis) or ():
-            if name not in names:
+            if name not in names and not (axis == "system" and is_own(name)):
                 source.refuse((*at, axis), str(unknown(axis, name, names)))
     for bound in grid.staleness:
         if bound != "default" and (not isinstance(bound, int) or isinstance(bound, bool)):
@@ -199,12 +202,12 @@ def _cells(source: _Source, file: SuiteFile, number: int, grid: Grid) -> Iterato
                 source.refuse((*at, "set", key), f"variant '{variant}' sets it, too")
     axes: list[Sequence[Any]] = [
         grid.system, grid.model, grid.variant or [None], grid.staleness, grid.gpus or [None],
-        grid.backend or [None],
+        grid.backend or [None], grid.planner or [None],
         *([(key, value) for value in _listed(given)] for key, given in grid.set.items()),
     ]  # fmt: skip
-    for system, model, variant, staleness, gpus, backend, *chosen in itertools.product(*axes):
+    for system, model, variant, staleness, gpus, backend, planner, *chosen in itertools.product(*axes):
         asked = _Asked(
-            system, model, backend, file.steps, None if staleness == "default" else staleness, gpus,
+            system, model, backend, file.steps, None if staleness == "default" else staleness, gpus, planner,
             (*(file.variants[variant].items() if variant else ()), *chosen),
         )  # fmt: skip
         try:
@@ -214,7 +217,7 @@ def _cells(source: _Source, file: SuiteFile, number: int, grid: Grid) -> Iterato
             source.refuse(_blamed(asked, file, at, variant, grid), f"{what}: {error}")
         named = [
             f"{key}={value}"
-            for key, value in (("gpus", gpus), ("backend", backend), *chosen)
+            for key, value in (("gpus", gpus), ("backend", backend), ("planner", planner), *chosen)
             if value is not None
         ]
         for machine in range(1, grid.machines + 1) if grid.machines else (0,):
@@ -237,6 +240,7 @@ class _Asked:
     steps: int
     staleness: int | None
     gpus: int | None
+    planner: str | None
     settings: tuple[tuple[str, Any], ...]
 
     def resolved(self, seed: int) -> RunSpec:
@@ -244,7 +248,7 @@ class _Asked:
         pairs = tuple(f"{key}={value}" for key, value in self.settings)
         spec = resolve(
             system=self.system, model=self.model, backend=self.backend, steps=self.steps, seed=seed,
-            staleness=self.staleness, gpus=self.gpus, settings=pairs,
+            staleness=self.staleness, gpus=self.gpus, settings=pairs, planner=self.planner,
         )  # fmt: skip
         check_request(spec)
         return spec
@@ -253,7 +257,8 @@ class _Asked:
         """The same, on the seed and machine of `spec`, as arguments of 'bench run'."""
         seed = spec.seed
         options = {"system": self.system, "model": self.model, "backend": self.backend, "steps": self.steps,
-                   "seed": seed, "staleness": self.staleness, "gpus": self.gpus}  # fmt: skip
+                   "seed": seed, "staleness": self.staleness, "gpus": self.gpus,
+                   "planner": self.planner}  # fmt: skip
         named = [(f"--{key}", str(value)) for key, value in options.items() if value is not None]
         named += [("--set", f"{key}={value}") for key, value in self.settings]
         named += [("--machine", f"{spec.machine.number}/{spec.machine.of}")] if spec.machine else []
@@ -276,7 +281,8 @@ def _blamed(asked: _Asked, file: SuiteFile, at: Key, variant: str | None, grid: 
             of_variant = variant is not None and index < len(file.variants[variant])
             return ("variants", variant or "", key) if of_variant else (*at, "set", key)
     axes: dict[str, dict[str, Any]] = {
-        "gpus": {"gpus": None}, "staleness": {"staleness": None}, "backend": {"backend": None},
+        "planner": {"planner": None}, "gpus": {"gpus": None}, "staleness": {"staleness": None},
+        "backend": {"backend": None},
     }  # fmt: skip
     for axis, without in axes.items():
         if getattr(grid, axis) and passes(replace(asked, **without)):

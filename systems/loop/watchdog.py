@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from systems.loop.clock import now_ns
+from systems.loop.clock import now_ns, to_ns
 from systems.types import NS_PER_S
 
 
@@ -31,7 +31,7 @@ class Watchdog:
         self.feed()
         while True:
             patience = patience_s()
-            left_s = patience - (now_ns() - self._fed_ns) / NS_PER_S
-            if left_s <= 0:
+            left_ns = to_ns(patience) - (now_ns() - self._fed_ns)  # whole: a rest of a part is no time
+            if left_ns <= 0:
                 raise Stalled(f"nothing has got done for {patience:.0f} s: {describe()}")
-            await asyncio.sleep(left_s)
+            await asyncio.sleep(left_ns / NS_PER_S)

@@ -44,7 +44,7 @@ def altered(recorded: Recorded, **summary: object) -> Recorded:
 
 def test_throughput_has_what_the_summaries_have(runs: list[Recorded]) -> None:
     table = FIGURES["throughput"].data(runs).set_index("run")
-    assert len(table) == len(runs) == 6
+    assert len(table) == len(runs) == 2 * len(SYSTEMS)
     for recorded in runs:
         row, tokens = table.loc[recorded.id], recorded.summary["tokens_per_s"]
         assert row["total_tokens_per_s"] == pytest.approx(tokens["total"])
@@ -160,7 +160,9 @@ def test_a_bar_says_its_bound_and_what_was_realised(runs: list[Recorded]) -> Non
     axis = FIGURES["throughput"].draw(FIGURES["throughput"].data(runs)).axes[0]
     labels = [label.get_text() for label in axis.get_xticklabels()]
     assert labels[0] == "colocated\nbound 0\nrealised 0.00"
-    assert [label.splitlines()[1] for label in labels] == ["bound 0", "bound 2", "bound 2"]
+    assert [label.splitlines()[1] for label in labels] == [
+        f"bound {kind.default_staleness}" for kind in SYSTEMS.values()
+    ]
 
 
 def test_the_command(results: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from systems.types import SERVING
 from workloads.groups import load_group
 from workloads.synthetic import SyntheticWorkload
 
-REQUESTS = "b1aa167e52b10c3158d44c1097ba3d9db03d83df38761b71548ab4fa3373a56d"
+REQUESTS = "f951079de127e895d0d1b1c48c2671186b1ba882bd756436e66f836351e4f02d"
 COSTS = "39253043d15dd06d670af1b4ff1ed758bcb1dca610116df676c215872b0c8574"
 DURATIONS = "565489804d456f536d92f0e6b19685090f6b0729138a5acd826a691fa14d6d88"
 LENGTHS = "f1dda3d5eaea0b65cd69a7d17e5479113c2a4b997605298795f91c5576c30810"
@@ -64,7 +64,7 @@ def test_the_lengths_that_are_drawn_are_frozen() -> None:
                 cell.spec.group.lengths, 21, step.samples, step.judge_calls, step.prompts
             )
             drawn.append([cell.spec.system, cell.spec.group.name, cell.variant or "", work.lengths_of(130)])
-    assert len(drawn) == 3 * 4 * 3
+    assert len(drawn) == len(SYSTEMS) * 4 * 3
     by_work = {json.dumps([name, variant, lengths]) for _, name, variant, lengths in drawn}
     assert len(by_work) == 4 * 3, "every system draws the same"
     assert hashlib.sha256("\n".join(sorted(by_work)).encode()).hexdigest() == LENGTHS

@@ -10,6 +10,8 @@ from typing import Any, Protocol, TypeVar
 
 from systems.policies.layouts import Split
 from systems.policies.planners.flow import Flow
+from systems.policies.planners.harmonic import Harmonic
+from systems.policies.planners.rules import Rules
 from systems.types import View
 
 M = TypeVar("M")
@@ -33,5 +35,5 @@ class Planner(Protocol[M]):
         ...
 
 
-PLANNERS: dict[str, type[Planner[Any]]] = {"flow": Flow}
+PLANNERS: dict[str, type[Planner[Any]]] = {"flow": Flow, "itl-harmonic": Harmonic, "rules": Rules}
 DEFAULT_PLANNER = "flow"
