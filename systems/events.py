@@ -20,7 +20,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, dataclass_trans
 
 from systems.types import End, How, LeaseState, Placement, Publishing, Role, Step
 
-EVENT_SCHEMA = 2  # 1: views with other estimates, and without the progress of batches
+EVENT_SCHEMA = 2  # 1: an event a sequence, other estimates in views, no progress of batches
 T_KEY, KIND_KEY = "t", "kind"
 
 
@@ -110,8 +110,14 @@ def encode(event: Event) -> dict[str, Any]:
 
 
 def decode(raw: Mapping[str, Any]) -> Event:
-    """The inverse of `encode`, and of JSON. Raises `LookupError`, `TypeError` or `ValueError`."""
+    """The inverse of `encode`, and of JSON. Raises `LookupError`, `TypeError` or `ValueError`.
+
+    Events of schema 1 that are written otherwise today are read as today's.
+    """
     kind = raw[KIND_KEY]
+    if kind in _BEFORE:
+        raw = _BEFORE[kind](raw)
+        kind = raw[KIND_KEY]
     if kind not in KINDS:
         raise ValueError(f"there is no kind of event {kind!r}")
     given: dict[str, Any] = {"t_ns": raw[T_KEY]}
@@ -124,6 +130,27 @@ def decode(raw: Mapping[str, Any]) -> Event:
         known = {T_KEY, KIND_KEY, *(one.key for one in _FIELDS[kind])}
         raise ValueError(f"{kind} has no field {', '.join(sorted(raw.keys() - known))}")
     return KINDS[kind](**given)
+
+
+def _one_dispatched(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Schema 1 had an event for each sequence that went to a replica, and no caches."""
+    lists = {new: [raw[old]] for new, old in (("sequences", "sequence"), ("leases", "lease"),
+                                              ("contexts", "context"), ("resumed", "resumed"))}  # fmt: skip
+    dispatched = {T_KEY: raw[T_KEY], KIND_KEY: SequencesDispatched.kind, "role": raw["role"]}
+    return {**dispatched, **lists, "cached": [0]}
+
+
+def _one_requeued(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Schema 1 had an event for each sequence that came back."""
+    same = {name: raw[name] for name in (T_KEY, "role", "lease", "why")}
+    lists = {"sequences": [raw["sequence"]], "tokens": [raw["tokens"]]}
+    return {**same, KIND_KEY: SequencesRequeued.kind, **lists}
+
+
+_BEFORE: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    "sequence.dispatched": _one_dispatched,
+    "sequence.requeued": _one_requeued,
+}
 
 
 def devices_of(shift: ShiftBegan) -> tuple[int, ...]:
@@ -210,26 +237,29 @@ class BatchAdmitted(Event):
     groups: tuple[int, int]
 
 
-@_event("sequence.dispatched")
-class SequenceDispatched(Event):
-    """A sequence went to a replica. Of its context, `resumed_tokens` were generated before."""
+@_event("sequences.dispatched")
+class SequencesDispatched(Event):
+    """Sequences of a role went to replicas at one moment; the lists are parallel. Of their contexts,
+    `resumed_tokens` were generated before, and `cached_tokens` come with their KV cache."""
 
-    sequence: int
     role: Role
-    lease: int
-    context_tokens: int = key("context")
-    resumed_tokens: int = key("resumed")
+    sequences: list[int]
+    leases: list[int]
+    context_tokens: list[int] = key("contexts")
+    resumed_tokens: list[int] = key("resumed")
+    cached_tokens: list[int] = key("cached")
 
 
-@_event("sequence.requeued")
-class SequenceRequeued(Event):
-    """A sequence is back in the queue with its tokens. `why` is shift, rebalance, publish or loss."""
+@_event("sequences.requeued")
+class SequencesRequeued(Event):
+    """Sequences of a replica are back in the queue with their tokens; the lists are parallel. `why` is shift,
+    rebalance, publish or loss."""
 
-    sequence: int
     role: Role
     lease: int
     why: str
-    tokens: int
+    sequences: list[int]
+    tokens: list[int]
 
 
 @_event("sequence.finished")

@@ -25,6 +25,7 @@ from systems.backends.base import (
     Finished,
     ServingWorker,
     TokenChunk,
+    Work,
     WorkerLoad,
     WorkerLost,
     work_of,
@@ -35,9 +36,9 @@ from systems.events import (
     EventSink,
     LeaseUpdated,
     LeaseUpdating,
-    SequenceDispatched,
     SequenceFinished,
-    SequenceRequeued,
+    SequencesDispatched,
+    SequencesRequeued,
 )
 from systems.leases import Leases
 from systems.loop.clock import now_ns, to_ns
@@ -157,8 +158,7 @@ class Serving:
         """The lease has ended: whatever still ran there waits again."""
         seat = self._seats.pop(lease.epoch)
         self._demand.idle_replicas -= seat.idle.is_set()
-        for sequence in reversed(list(lease.running.values())):
-            self._requeue(seat, sequence, "loss")
+        self._requeue(seat, list(lease.running.values()), "loss")
         seat.worker.close()
         seat.idle.set()
         seat.busy.set()
@@ -212,6 +212,7 @@ class Serving:
         loads = [self._load(seat) for seat in self._open(role) if len(seat.lease.running) < full]
         soon = {load.epoch: load for load in self._soon(role)}
         held: list[Sequence] = []
+        sent: list[Work] = []
         for sequence_id, epoch in assign(queued, [*loads, *soon.values()], speed, growth) if loads else ():
             sequence = queue.popleft()
             if sequence.id != sequence_id:
@@ -221,11 +222,21 @@ class Serving:
             if epoch in soon:
                 held.append(sequence)
             else:
-                self._send(sequence, self._seats[epoch])
+                sent.append(self._send(sequence, self._seats[epoch]))
         queue.extendleft(reversed(held))
+        if sent:
+            self._log.emit(
+                SequencesDispatched(
+                    t_ns=now_ns(), role=role, sequences=[work.id for work in sent],
+                    leases=[work.epoch for work in sent],
+                    context_tokens=[work.context_tokens for work in sent],
+                    resumed_tokens=[work.length for work in sent],
+                    cached_tokens=[work.cached_tokens for work in sent],
+                )
+            )  # fmt: skip
         self._turn.look()
 
-    def _send(self, sequence: Sequence, seat: _Seat) -> None:
+    def _send(self, sequence: Sequence, seat: _Seat) -> Work:
         work = work_of(sequence, seat.lease.epoch, seat.lease.version)
         lifecycle.dispatch(sequence, seat.lease, now_ns())
         self._demand.running[sequence.role] += 1
@@ -235,12 +246,7 @@ class Serving:
             seat.idle.clear()
             seat.busy.set()
         seat.worker.submit(work)
-        self._log.emit(
-            SequenceDispatched(
-                t_ns=now_ns(), sequence=sequence.id, role=sequence.role, lease=seat.lease.epoch,
-                context_tokens=sequence.context_tokens, resumed_tokens=sequence.length,
-            )
-        )  # fmt: skip
+        return work
 
     def _open(self, role: Role) -> Iterator[_Seat]:
         """Replicas that may be given work now, oldest first."""
@@ -351,8 +357,7 @@ class Serving:
                 lifecycle.extend(sequence, chunk.version, chunk.count, chunk.tokens, chunk.logprobs)
                 lifecycle.keep_cache(sequence, chunk.cached_tokens, seat.lease.version)
                 leaving.append(sequence)
-        for sequence in reversed(leaving):
-            self._requeue(seat, sequence, why)
+        self._requeue(seat, leaving, why)
         self._turn.look()
 
     async def _catch_up(self, seat: _Seat) -> None:
@@ -364,16 +369,22 @@ class Serving:
                 raise AnswerLost(seat.lease.placement.devices, f"answer {seat.received} never came")
             await asyncio.sleep(CATCH_UP_S)
 
-    def _requeue(self, seat: _Seat, sequence: Sequence, why: str) -> None:
-        self._leave(seat, sequence, SequencePhase.WAITING)
-        self._demand.waiting[sequence.role].appendleft(sequence)
+    def _requeue(self, seat: _Seat, sequences: list[Sequence], why: str) -> None:
+        """These leave their replica and go to the front of their queue, in this order."""
+        if not sequences:
+            return
+        role = seat.lease.role
+        for sequence in sequences:
+            self._leave(seat, sequence, SequencePhase.WAITING)
+        self._demand.waiting[role].extendleft(reversed(sequences))
         self._log.emit(
-            SequenceRequeued(
-                t_ns=now_ns(), sequence=sequence.id, role=sequence.role, lease=seat.lease.epoch, why=why,
-                tokens=sequence.length,
+            SequencesRequeued(
+                t_ns=now_ns(), role=role, lease=seat.lease.epoch, why=why,
+                sequences=[sequence.id for sequence in sequences],
+                tokens=[sequence.length for sequence in sequences],
             )
         )  # fmt: skip
-        self._dispatch_soon(sequence.role)
+        self._dispatch_soon(role)
 
     async def _rebalance(self, role: Role) -> None:
         """After a replica has come: take sequences off the fullest ones, where that pays.

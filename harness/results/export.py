@@ -11,7 +11,7 @@ import pandas as pd
 
 from harness.errors import unknown
 from harness.results.tables import Recorded, intervals_table, phases_table
-from systems.events import SequenceDispatched, SequenceFinished, SequenceRequeued, VersionPublished, encode
+from systems.events import SequenceFinished, SequencesDispatched, SequencesRequeued, VersionPublished, encode
 from systems.machine.files import replace_file
 from systems.types import SERVING
 
@@ -83,6 +83,13 @@ def perfetto(run: Recorded) -> dict[str, Any]:
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
 
 
+def _change(event: SequencesDispatched | SequenceFinished | SequencesRequeued) -> int:
+    """How many more sequences run after it."""
+    if isinstance(event, SequencesDispatched):
+        return len(event.sequences)
+    return -len(event.sequences) if isinstance(event, SequencesRequeued) else -1
+
+
 def _named(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": {"name": name}}
 
@@ -94,8 +101,8 @@ def _counters(run: Recorded) -> list[dict[str, Any]]:
     counter = {"ph": "C", "name": "running sequences", "pid": 0}
     with run.events() as events:
         for event in events:
-            if isinstance(event, SequenceDispatched | SequenceFinished | SequenceRequeued):
-                running[event.role] += 1 if isinstance(event, SequenceDispatched) else -1
+            if isinstance(event, SequencesDispatched | SequenceFinished | SequencesRequeued):
+                running[event.role] += _change(event)
                 if event.t_ns - said >= apart:
                     said = event.t_ns
                     found.append({**counter, "ts": said / 1e3, "args": {**running}})

@@ -30,9 +30,9 @@ from systems.events import (
     RunBegan,
     RunEnded,
     SampleScored,
-    SequenceDispatched,
     SequenceFinished,
-    SequenceRequeued,
+    SequencesDispatched,
+    SequencesRequeued,
     ShiftBegan,
     ShiftEnded,
     ShiftPhase,
@@ -140,8 +140,8 @@ class Tally:
             RunBegan: self._on_began,
             RunEnded: self._on_ended,
             BatchAdmitted: self._on_admitted,
-            SequenceDispatched: self._on_dispatched,
-            SequenceRequeued: self._on_requeued,
+            SequencesDispatched: self._on_dispatched,
+            SequencesRequeued: self._on_requeued,
             SequenceFinished: self._on_finished,
             SampleScored: self._on_scored,
             BatchTaken: self._on_taken,
@@ -188,24 +188,28 @@ class Tally:
     def _sample_of(self, sequence: int) -> _Sample:
         return self._samples[sequence // (1 + self.began.judge_calls)]
 
-    def _on_dispatched(self, event: SequenceDispatched) -> None:
-        sample = self._sample_of(event.sequence)
-        prompt = event.context_tokens - event.resumed_tokens
-        if event.role is Role.ROLLOUT:
-            sample.prompt = prompt
-        else:
-            sample.judge_prompt = prompt
-        left = self._left.pop(event.sequence, None)
-        if left is not None and left[0] != event.lease and left[1] in ("shift", "rebalance"):
-            self.migrations += event.resumed_tokens > 0
-        owner = self._leases[event.lease]
-        owner.running += 1
-        if owner.running == 1:
-            self._account(owner, event.t_ns)
+    def _on_dispatched(self, event: SequencesDispatched) -> None:
+        rollouts, left = event.role is Role.ROLLOUT, self._left
+        columns = event.sequences, event.leases, event.context_tokens, event.resumed_tokens
+        for sequence, lease, context, resumed in zip(*columns, strict=True):
+            sample = self._sample_of(sequence)
+            if rollouts:
+                sample.prompt = context - resumed
+            else:
+                sample.judge_prompt = context - resumed
+            if sequence in left:
+                came_from, why = left.pop(sequence)
+                if came_from != lease and why in ("shift", "rebalance"):
+                    self.migrations += resumed > 0
+            owner = self._leases[lease]
+            owner.running += 1
+            if owner.running == 1:
+                self._account(owner, event.t_ns)
 
-    def _on_requeued(self, event: SequenceRequeued) -> None:
-        self._left[event.sequence] = (event.lease, event.why)
-        self._one_less(event)
+    def _on_requeued(self, event: SequencesRequeued) -> None:
+        for sequence in event.sequences:
+            self._left[sequence] = (event.lease, event.why)
+        self._fewer(event.lease, len(event.sequences), event.t_ns)
 
     def _on_finished(self, event: SequenceFinished) -> None:
         sample = self._sample_of(event.sequence)
@@ -218,14 +222,14 @@ class Tally:
             truncated = _truncated(event, self._caps.judgement)
             if truncated is not None:
                 sample.truncated[event.sequence] = truncated
-        self._one_less(event)
+        self._fewer(event.lease, 1, event.t_ns)
 
-    def _one_less(self, event: SequenceRequeued | SequenceFinished) -> None:
-        owner = self._leases.get(event.lease)
+    def _fewer(self, lease: int, count: int, t_ns: int) -> None:
+        owner = self._leases.get(lease)
         if owner is not None:
-            owner.running -= 1
+            owner.running -= count
             if owner.running == 0:
-                self._account(owner, event.t_ns)
+                self._account(owner, t_ns)
 
     def _on_scored(self, event: SampleScored) -> None:
         sample = self._samples[event.sample]

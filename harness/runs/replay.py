@@ -23,7 +23,7 @@ from harness.runs.assemble import assemble, check_request
 from harness.runs.live_costs import Calibration
 from harness.runs.runner import simulate
 from harness.runs.spec import RunSpec
-from systems.events import EVENT_SCHEMA, Decision, Event, SequenceDispatched, SequenceFinished
+from systems.events import EVENT_SCHEMA, Decision, Event, SequenceFinished, SequencesDispatched
 from systems.policies import policy_of
 from systems.types import Estimates, Kind, View
 from workloads.recorded import RecordedWorkload
@@ -158,8 +158,10 @@ def _recorded(spec: RunSpec, events: Iterable[Event]) -> RecordedWorkload:
     prompts: dict[int, int] = {}
     generated: dict[int, int] = {}
     for event in events:
-        if isinstance(event, SequenceDispatched):
-            prompts[event.sequence] = event.context_tokens - event.resumed_tokens
+        if isinstance(event, SequencesDispatched):
+            columns = event.sequences, event.context_tokens, event.resumed_tokens
+            for sequence, context, resumed in zip(*columns, strict=True):
+                prompts[sequence] = context - resumed
         elif isinstance(event, SequenceFinished):
             generated[event.sequence] = event.tokens
     recipe = spec.group.workload

@@ -89,7 +89,9 @@ def test_faults_really_happen() -> None:
             met[kind] += len(log.of(kind))
         met["failed shifts"] += tally.summary()["failed_shifts"]
         met["shifts"] += tally.summary()["shifts"] > 8  # more than the first placement takes
-        met["requeued"] += sum(event["why"] == "loss" for event in log.of("sequence.requeued"))
+        met["requeued"] += sum(
+            len(event["sequences"]) for event in log.of("sequences.requeued") if event["why"] == "loss"
+        )
     assert all(met.values()), met
 
 
@@ -122,7 +124,8 @@ def test_a_lost_replica_keeps_what_was_streamed() -> None:
     spec = small_spec("disaggregated", steps=1)
     log, _, runtime = simulate(spec, lambda backend: FaultyBackend(backend, (Fault(6.0, 4),)))
     assert runtime.layout.template[Role.TRAIN] == 4  # so device 4 rolls out
-    kept = [event["tokens"] for event in log.of("sequence.requeued") if event["why"] == "loss"]
+    lost = [event for event in log.of("sequences.requeued") if event["why"] == "loss"]
+    kept = [tokens for event in lost for tokens in event["tokens"]]
     assert kept
     assert any(kept)
     assert all(tokens % 16 == 0 for tokens in kept)
