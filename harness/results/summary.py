@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from systems.costs.bounds import Floor, SampleWork, ServingFloor, lower_bound_s
+from harness.results.loss import Spent, loss_of
+from systems.costs.bounds import Floor, Price, SampleWork, ServingFloor, least
 from systems.events import (
     BatchAdmitted,
     BatchTaken,
@@ -44,7 +45,7 @@ from systems.events import (
 )
 from systems.types import SERVING, End, LeaseState, Role, Step
 
-SUMMARY_SCHEMA = 3
+SUMMARY_SCHEMA = 4
 NS = 1e9
 # Above this share of a run's responses (or judgements) a summary warns: a twentieth of the rewards would then
 # be of texts that nobody finished, or of verdicts that nobody gave.
@@ -81,6 +82,7 @@ class _Sample:
     unparsable: tuple[int, ...] | None = None  # judgements without a verdict; None where text is not real
     oldest: int = 0
     admitted: int = 0
+    first: bool = False  # of its group
     reward: float | None = None
     true: float | None = None
 
@@ -95,6 +97,7 @@ class _Owner:
     since: int = 0
     running: int = 0
     updating: bool = False
+    leaving: bool = False  # it drains: its idle time is nobody's any more
 
 
 class Tally:
@@ -126,6 +129,10 @@ class Tally:
         self._busy_since: dict[Share, int] = {}
         self._busy_ns: dict[Share, int] = defaultdict(int)  # since the last publish, anybody working for it
         self._published_device_ns: dict[Share, float] = {}  # the same, as of the last publish
+        self._idle_ns: dict[Share, float] = defaultdict(float)  # of leases, by what they are for
+        self._loading_ns = 0.0  # of shifting: replicas that load a version
+        self._reread: dict[tuple[Role, str], int] = defaultdict(int)  # tokens
+        self._spent_until = Spent()  # as of the last publish
         self._left: dict[int, tuple[int, str]] = {}  # sequence -> (lease it left, why)
         self._phase_began: dict[int, int] = {}
         self._phases: dict[Step, list[float]] = defaultdict(list)  # wall seconds, shifts that did them
@@ -190,8 +197,10 @@ class Tally:
 
     def _on_dispatched(self, event: SequencesDispatched) -> None:
         rollouts, left = event.role is Role.ROLLOUT, self._left
-        columns = event.sequences, event.leases, event.context_tokens, event.resumed_tokens
-        for sequence, lease, context, resumed in zip(*columns, strict=True):
+        columns = (
+            event.sequences, event.leases, event.context_tokens, event.resumed_tokens, event.cached_tokens,
+        )  # fmt: skip
+        for sequence, lease, context, resumed, cached in zip(*columns, strict=True):
             sample = self._sample_of(sequence)
             if rollouts:
                 sample.prompt = context - resumed
@@ -199,6 +208,7 @@ class Tally:
                 sample.judge_prompt = context - resumed
             if sequence in left:
                 came_from, why = left.pop(sequence)
+                self._reread[event.role, why] += context - cached
                 if came_from != lease and why in ("shift", "rebalance"):
                     self.migrations += resumed > 0
             owner = self._leases[lease]
@@ -269,12 +279,20 @@ class Tally:
             for index in range(per_group):
                 sample = self._samples.pop(group * per_group + index)
                 sample.admitted = self._admitted[group]
+                sample.first = index == 0
                 samples.append(sample)
         staleness = [step - sample.oldest for sample in samples]
         self._staleness.extend(staleness)
         self._work.append(
             [
-                SampleWork(s.admitted, s.prompt, s.response, s.judge_prompt, tuple(s.judgements))
+                SampleWork(
+                    s.admitted,
+                    s.prompt,
+                    s.response,
+                    s.judge_prompt,
+                    tuple(s.judgements),
+                    s.prompt if s.first else 0,
+                )
                 for s in samples
             ]
         )
@@ -308,6 +326,7 @@ class Tally:
         for owner in [*self._leases.values(), *self._shifts.values()]:
             self._account(owner, now)
         self._published_device_ns = dict(self._device_ns)
+        self._spent_until = self._spent_now()
         self._stepped(self)
 
     # ------------------------------------------------------------------------------- device time
@@ -316,8 +335,12 @@ class Tally:
         """Close the interval that ends now and open the next one."""
         if owner.share is not None:
             self._device_ns[owner.share] += (now - owner.since) * len(owner.devices)
+            if owner.share is Share.SHIFTING and owner.works is not Share.SHIFTING:
+                self._loading_ns += (now - owner.since) * len(owner.devices)
             if self._spent is not None and now > owner.since:
                 self._spent(owner.devices, owner.share, owner.since, now)
+        elif not owner.leaving:
+            self._idle_ns[owner.works] += (now - owner.since) * len(owner.devices)
         owner.since, before = now, owner.share
         if owner.updating:
             owner.share = Share.SHIFTING
@@ -326,6 +349,17 @@ class Tally:
         if owner.share != before:
             self._work_for(before, -1, now)
             self._work_for(owner.share, 1, now)
+
+    def _spent_now(self) -> Spent:
+        """Device time by cause until this moment, in seconds."""
+        loading_s = self._loading_ns / NS
+        return Spent(
+            {role: self._device_ns[Share(role)] / NS for role in Role},
+            {role: self._idle_ns[Share(role)] / NS for role in Role},
+            self._device_ns[Share.SHIFTING] / NS - loading_s,
+            loading_s,
+            dict(self._reread),
+        )
 
     def _work_for(self, share: Share | None, change: int, now: int) -> None:
         """One owner more or less works for a share: keep the time in which any does."""
@@ -345,6 +379,9 @@ class Tally:
         epoch, state = event.lease, event.state
         if state is LeaseState.ACTIVE:
             self._leases[epoch] = _Owner(Share(event.role), event.devices, since=event.t_ns)
+        elif state is LeaseState.DRAINING and epoch in self._leases:
+            self._account(self._leases[epoch], event.t_ns)
+            self._leases[epoch].leaving = True
         elif state in (LeaseState.RELEASED, LeaseState.LOST) and epoch in self._leases:
             owner = self._leases[epoch]
             owner.running, owner.updating = 0, False
@@ -398,6 +435,8 @@ class Tally:
         began, makespan_s = self.began, self._last_publish_ns / NS
         policy = sum(step["policy_tokens"] for step in self.steps)
         judge = sum(step["judge_tokens"] for step in self.steps)
+        floor = _floor(began.floor)
+        at_least = least(self._work, floor)
         phases = {
             phase.value: {"mean_s": _mean(took), "device_s": self._phase_device_s[phase]}
             for phase, took in self._phases.items()
@@ -410,7 +449,7 @@ class Tally:
             "oversubscribed": bool(began.oversubscribed),
             "machine": began.machine or NOMINAL_MACHINE,
             "makespan_s": makespan_s,
-            "lower_bound_s": lower_bound_s(self._work, _floor(began.floor)),
+            "lower_bound_s": at_least.bound_s,
             "weights_sha256": self.ended.weights_sha256 if self.ended else None,
             "migrations": self.migrations,
             "shifts": self._done_shifts,
@@ -424,6 +463,7 @@ class Tally:
                 "total_per_gpu": _per(policy + judge, makespan_s * began.gpus),
             },
             "gpu_time_share": self._shares(),
+            "loss": loss_of(makespan_s, self._spent_until, floor, at_least),
             "realised_staleness": {
                 "max": max(self._staleness, default=0),
                 "mean": _mean(self._staleness) or 0.0,
@@ -497,8 +537,16 @@ def warnings_of(cut_off: Mapping[str, int | None]) -> list[str]:
 
 
 def _floor(raw: dict[str, Any]) -> Floor:
-    serving = {role: ServingFloor(**raw["serving"][role]) for role in SERVING}
-    return Floor(**{**raw, "serving": serving})
+    """A run's floor from its first event. Schema 1 knew no price of reading."""
+
+    def role_of(floor: dict[str, Any]) -> ServingFloor:
+        before = floor.get("token_device_s")
+        known = [{"generated": before, "read": 0.0}] if before is not None else floor["prices"]
+        prices = [Price(**price) for price in known]
+        kept = {name: value for name, value in floor.items() if name not in ("token_device_s", "prices")}
+        return ServingFloor(prices=tuple(prices), **kept)
+
+    return Floor(**{**raw, "serving": {role: role_of(raw["serving"][role]) for role in SERVING}})
 
 
 def _mean(values: list[Any]) -> float | None:

@@ -198,9 +198,15 @@ def _without_counts_of_what_was_cut_off(summary: dict[str, Any]) -> dict[str, An
     return {"cut_off": unknown_counts, "warnings": [], **summary, "summary_schema": 3, "steps": steps}
 
 
+def _without_loss(summary: dict[str, Any]) -> dict[str, Any]:
+    """3 did not say where time went beyond the bound; its log does."""
+    return {**summary, "summary_schema": 4}
+
+
 MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
     1: _without_provisional,
     2: _without_counts_of_what_was_cut_off,
+    3: _without_loss,
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 
 from harness.runs.spec import RunSpec
-from systems.costs.bounds import Floor, ServingFloor
+from systems.costs.bounds import Floor, Price, ServingFloor
 from systems.costs.durations import ClusterDurations
 from systems.types import SERVING, Estimates, Recipe, Role
 from workloads.synthetic import length_priors, lognormal
@@ -47,18 +47,21 @@ def floor_of(cost: ClusterDurations, spec: RunSpec) -> Floor:
     serving = {}
     for role in SERVING:
         one = cost.serving[role]
+        prices = one.prices()
         batches = range(1, one.max_running + 1)
         least_kv_s = min(map(one.kv_s, batches))
         serving[role] = ServingFloor(
-            token_device_s=one.devices * min(one.token_s(n) / n for n in batches),
+            prices=tuple(Price(one.devices * made, one.devices * read) for made, read in prices),
             kv_device_s=one.devices * least_kv_s,
             token_s=min(map(one.token_s, batches)),
             kv_s=least_kv_s,
+            read_s=max(read for _, read in prices),
         )
     gpus = spec.group.cluster.gpus
     return Floor(
         devices=gpus,
         serving=serving,
         train_token_device_s=cost.training.token_device_s,
+        train_pair_device_s=cost.training.device_s(0, 1.0) - cost.training.device_s(0, 0.0),
         train_step_s=spec.group.workload.mini_batches * cost.training.step_s(gpus) + cost.publish_s(gpus),
     )

@@ -52,6 +52,10 @@ class FittedServing:
     def prefill_s(self, context_tokens: int) -> float:
         return self.read_s + self.read_token_s * context_tokens
 
+    def prices(self) -> tuple[tuple[float, float], ...]:
+        """A measured run may beat what a fit predicts, so reading is left out of its floor."""
+        return ((min(self.token_s(n) / n for n in range(1, self.max_running + 1)), 0.0),)
+
     def cache_bytes(self, context_tokens: int) -> float:
         """A live worker keeps no cache for another."""
         return 0.0

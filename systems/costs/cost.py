@@ -31,6 +31,7 @@ ENGINE = "vllm-0.12"  # where a group names no other
 TOKEN_BUDGET = 8192  # tokens a step: what vLLM's server takes on devices of 70 GiB and more
 NOMINAL: Mapping[str, float] = {}
 NO_FACTORS = dict.fromkeys(("compute", "memory", "link", "host", "training", "shift"), 1.0)
+SPARED = (0.0, 0.02, 0.05, 0.1, 0.2)  # of a generated token's price, for what is read beside it
 PLANNER_BATCH = 8  # the small batch that the planner's straight line goes through
 
 
@@ -107,6 +108,11 @@ class ServingCost:
             seconds += self.tables.mixed_s(0, 0.0, chunk, pairs, done + chunk, int(chunk == left))
             done, left = done + chunk, left - chunk
         return seconds
+
+    def prices(self) -> tuple[tuple[float, float], ...]:
+        scale = self.token_scale
+        found = (self.tables.prices(spared) for spared in SPARED)
+        return tuple((generated * scale, read * scale) for generated, read in found)
 
     def cache_bytes(self, context_tokens: int) -> float:
         """A sequence's KV cache and the state of its linear attention, on each device."""

@@ -72,6 +72,11 @@ class ServingDurations(Protocol):
         """Reading one context in, alone."""
         ...
 
+    def prices(self) -> tuple[tuple[float, float], ...]:
+        """Pairs of seconds of a generated and of a read token of the workload: no step costs less than what
+        is in it, at any of these pairs."""
+        ...
+
     def cache_bytes(self, context_tokens: int) -> float:
         """What a sequence's KV cache takes on each device."""
         ...

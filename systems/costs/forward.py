@@ -258,6 +258,24 @@ class StepTables:
     def costs(self) -> Costs:
         return Costs(self.alpha.__getitem__, self.beta.__getitem__, self.mixed_s)
 
+    def prices(self, spared: float) -> tuple[float, float]:
+        """Seconds of a generated and of a read token such that no step costs less than what is in it.
+
+        A generated token costs the share `spared` less than in the best pure decode step; what is left over
+        in every mixed step is then at least the price of what it reads.
+        """
+        alpha = np.asarray(self.alpha[1:])
+        counts = np.arange(len(self.alpha), dtype=np.float64)
+        generated = float((alpha / counts[1:]).min()) * (1 - spared)
+        body, prefill = np.asarray(self._body), self._forward.host.prefill
+        queries = np.arange(1, len(body) - len(self.alpha) + 1)
+        decode = np.asarray([0.0, *self._decode])
+        read = np.inf
+        for n in range(len(self.alpha)):
+            step = self._fixed[n] + body[n] + (body[n + queries] - body[n]) * prefill + decode[n]
+            read = min(read, float(((step - generated * n) / queries).min()))
+        return generated, max(0.0, read)
+
     def mixed_s(
         self, sequences: int, kv_tokens: float, queries: int, pairs: float, context: float, starting: int
     ) -> float:

@@ -486,7 +486,7 @@ def test_a_run_of_an_older_schema_is_read(root: Path, runs: list[Recorded], tmp_
     shutil.copy(runs[0].directory.events_path, tmp_path)
     (tmp_path / "summary.json").write_text(json.dumps(old))
     read = read_summary(directory)
-    assert read["summary_schema"] == 3
+    assert read["summary_schema"] == 4
     assert read["tokens_per_s"] == runs[0].summary["tokens_per_s"]
     assert set(read["cut_off"].values()) == {None}, "what was not counted is unknown, not zero"
     assert directory.unverified is not None

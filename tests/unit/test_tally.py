@@ -8,7 +8,9 @@ import pytest
 
 from harness.results.summary import Caps, Tally
 from systems.events import decode
+from systems.policies import SYSTEMS
 from systems.types import Role
+from tests.conftest import SMALL, simulate, small_spec
 
 S = 1_000_000_000  # nanoseconds
 FLOOR = {
@@ -304,3 +306,24 @@ def test_a_run_without_a_step_has_no_rates() -> None:
     assert set(summary["tokens_per_s"].values()) == {0.0}
     assert summary["gpu_time_share"]["idle"] == 1.0
     assert summary["step_s_mean"] is None
+
+
+def test_what_was_lost_sums_to_makespan_minus_bound() -> None:
+    """Whatever happened: in runs of all systems, with losses."""
+    for system in SYSTEMS:
+        spec = small_spec(system, gpus=None, settings=(*SMALL, "faults.losses=2", "faults.within_s=60"))
+        _, tally, _ = simulate(spec)
+        summary = tally.summary()
+        lost = (summary["makespan_s"] - summary["lower_bound_s"]) * summary["gpus"]
+        assert sum(summary["loss"].values()) == pytest.approx(lost, rel=1e-9)
+        assert min(part for cause, part in summary["loss"].items() if cause != "critical path") > -1e-6
+
+
+def test_a_context_that_was_read_before_is_reading_again_but_for_what_is_cached() -> None:
+    log = Written()
+    log.lease(0, 0, "rollout", "active", 0)
+    log.start(0, 0, "rollout", 0, context=10)
+    log.add(1, "sequences.requeued", role="rollout", lease=0, why="shift", sequences=[0], tokens=[20])
+    again = {"role": "rollout", "sequences": [0], "leases": [0], "contexts": [30], "resumed": [20]}
+    log.add(1, "sequences.dispatched", **again, cached=[25])
+    assert log.tally._spent_now().reread == {(Role.ROLLOUT, "shift"): 5}
