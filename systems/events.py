@@ -208,6 +208,7 @@ class RunBegan(Event):
     floor: dict[str, Any]  # what the lower bound is computed from
     cores: int | None = None  # of this machine, and whether workers share them: measured runs only
     oversubscribed: bool | None = None
+    steady: dict[str, float] | None = None  # the steady fluid optimum, seconds a step: modelled runs only
     machine: str | None = None  # which plausible machine, as in "3 of 16"; None: the nominal one
 
 

@@ -35,6 +35,9 @@ _REQUEST = (
     click.option(
         "--set", "settings", multiple=True, metavar="TABLE.KEY=VALUE", help="Change one setting; repeatable."
     ),
+    click.option(
+        "--split", metavar="T/R/W|auto", help="The static split: devices that train, roll out and reward."
+    ),
     click.option("--planner", help="Who says which split pivot should have; see 'bench list planners'."),
     click.option("--policy-config", type=FILE, help="Another policy's config.json (Hugging Face)."),
     click.option("--judge-config", type=FILE, help="Another judge's config.json."),
@@ -52,14 +55,14 @@ def request(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def folded(
-        *args: Any, gpus: int | None, planner: str | None, settings: tuple[str, ...],
+        *args: Any, gpus: int | None, split: str | None, planner: str | None, settings: tuple[str, ...],
         policy_config: Path | None, judge_config: Path | None, trace: Path | None, trace_failed: str | None,
         **others: Any,
     ) -> Any:  # fmt: skip
         given = {"policy": policy_config, "judge": judge_config}
         configs = {which: path for which, path in given.items() if path is not None}
         asked = {
-            "gpus": gpus, "planner": planner, "settings": settings, "trace": trace,
+            "gpus": gpus, "split": split, "planner": planner, "settings": settings, "trace": trace,
             "trace_failed": trace_failed, "configs": configs,
         }  # fmt: skip
         return command(*args, request=asked, **others)

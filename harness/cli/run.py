@@ -18,6 +18,7 @@ from harness.runs.plausible import render_spread, spread
 from harness.runs.runner import run
 from harness.runs.spec import RunSpec, resolve
 from harness.studies.sensitivity import render_sensitivity, variants
+from harness.studies.split import AUTO, best_split, with_split
 
 
 @click.command("run")
@@ -63,10 +64,15 @@ def command(
     calibration: Path | None, wandb_mode: str | None, results: Path, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Run one system on one model group and record it."""
+    searched = request["split"] == AUTO
     spec = resolve(
         system=system, model=model, backend=backend, steps=steps, seed=seed, staleness=staleness,
-        calibration=calibration, **request,
+        calibration=calibration, **{**request, **({"split": None} if searched else {})},
     )  # fmt: skip
+    if searched:
+        best = best_split(spec, told=(lambda _: None) if quiet else lambda line: click.echo(line, err=True))
+        spec = with_split(spec, (best.train, best.rollout, best.reward))
+        click.echo(best.describe(), err=True)
     mode = chosen_mode(wandb_mode)
     check_sensitivity(spec, sensitivity, as_json)
     if machine is not None:

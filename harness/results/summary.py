@@ -49,6 +49,7 @@ SUMMARY_SCHEMA = 4
 NS = 1e9
 # Above this share of a run's responses (or judgements) a summary warns: a twentieth of the rewards would then
 # be of texts that nobody finished, or of verdicts that nobody gave.
+UNSTEADY = 5  # publishes until a run with a bound of 2 has forgotten that all batches began together
 WORTH_A_WARNING = 0.05
 NOMINAL_MACHINE = "nominal"  # where nothing was drawn from the bands of the cost model
 
@@ -463,6 +464,7 @@ class Tally:
                 "total_per_gpu": _per(policy + judge, makespan_s * began.gpus),
             },
             "gpu_time_share": self._shares(),
+            "efficiency": self._efficiency(makespan_s, at_least.bound_s),
             "loss": loss_of(makespan_s, self._spent_until, floor, at_least),
             "realised_staleness": {
                 "max": max(self._staleness, default=0),
@@ -472,6 +474,17 @@ class Tally:
             "warnings": warnings_of(cut_off),
             "step_s_mean": _mean([step["step_s"] for step in self.steps]),
             "steps": self.steps,
+        }
+
+    def _efficiency(self, makespan_s: float, bound_s: float) -> dict[str, float | None]:
+        """How near the run is to what cannot be beaten: the lower bound, and in its steady part (after the
+        first `UNSTEADY` publishes and before the last two) the fluid optimum of divisible shares."""
+        steady, steps = self.began.steady or {}, self.steps[UNSTEADY:-2]
+        step_s = _mean([step["step_s"] for step in steps])
+        optimum = steady.get("divisible_s")
+        return {
+            "of_bound": _per(bound_s, makespan_s),
+            "of_steady_optimum": optimum / step_s if optimum and step_s else None,
         }
 
     def _shares(self) -> dict[str, float]:

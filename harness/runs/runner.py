@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import math
 import signal
 import threading
 import time
@@ -28,6 +29,7 @@ from harness.runs.backends import BACKENDS
 from harness.runs.code import code_sha256
 from harness.runs.spec import RunSpec, cores
 from systems.backends.base import ClusterUnfit
+from systems.costs.fluid import steady
 from systems.estimates.estimator import Estimator
 from systems.events import EVENT_SCHEMA, EventSink, RunBegan, RunEnded, RunStopped
 from systems.loop.clock import NothingScheduled, begin_time, now_ns, run_virtual
@@ -289,8 +291,20 @@ def header(spec: RunSpec, parts: Parts) -> RunBegan:
         # What a measured number depends on: devices that share cores are not comparable with others.
         cores=cores() if spec.on.measured else None,
         oversubscribed=group.cluster.gpus > cores() if spec.on.measured else None,
+        steady=steady_of(spec, parts),
         machine=str(spec.machine) if spec.machine else None,
     )
+
+
+def steady_of(spec: RunSpec, parts: Parts) -> dict[str, float] | None:
+    """What the steady fluid optimum of the run's priors is, for static and for divisible shares."""
+    if spec.on.measured:
+        return None
+    found = steady(parts.cost, parts.layout, parts.recipe, parts.prior)
+    if not math.isfinite(found.divisible_s):
+        return None
+    static = {"static_s": found.static_s} if math.isfinite(found.static_s) else {}
+    return {**static, "divisible_s": found.divisible_s}
 
 
 def _model_name(spec: RunSpec, which: str) -> str:

@@ -127,7 +127,7 @@ def resolve(
     *, system: str, model: str, backend: str | None, steps: int, seed: int, staleness: int | None,
     gpus: int | None, settings: tuple[str, ...], calibration: Path | None = None,
     configs: Mapping[str, Path] = NO_CONFIGS, trace: Path | None = None, trace_failed: str | None = None,
-    planner: str | None = None,
+    planner: str | None = None, split: str | None = None,
 ) -> RunSpec:  # fmt: skip
     """Turn a request into a spec, or raise `UsageError` with the nearest right thing."""
     system, own = find(system)
@@ -175,6 +175,8 @@ def resolve(
         raise unknown("hardware", group.cluster.hardware, profiles)
     if gpus is not None:
         group = with_gpus(group, gpus, on, policy.time_shares)
+    if split is not None:
+        group = with_split(group, split)
     if staleness is None:
         staleness = policy.default_staleness
     measured = load_calibration(calibration).of(model) if on.measured else None
@@ -253,6 +255,23 @@ def with_gpus(group: ModelGroup, gpus: int, on: BackendKind, time_shares: bool) 
     split = scaled_split(group, gpus, train_min(group, on), time_shares)
     cluster = group.cluster.model_copy(update={"gpus": gpus, **split})
     return group.model_copy(update={"cluster": cluster})
+
+
+def with_split(group: ModelGroup, split: str) -> ModelGroup:
+    """The same group with another template split: TRAIN/ROLLOUT/REWARD, in devices."""
+    if split == "auto":
+        raise UsageError("--split auto: only 'bench run' searches; give a split as TRAIN/ROLLOUT/REWARD")
+    parts = split.split("/")
+    if len(parts) != 3 or not all(part.isdigit() for part in parts):
+        raise UsageError(f"--split {split}: expected TRAIN/ROLLOUT/REWARD, as in 64/32/32")
+    train, rollout, reward = map(int, parts)
+    gpus = group.cluster.gpus
+    if train + rollout + reward != gpus:
+        raise UsageError(
+            f"--split {split}: adds up to {train + rollout + reward}, and there are {gpus} devices"
+        )
+    update = {"train": train, "rollout": rollout, "reward": reward}
+    return group.model_copy(update={"cluster": group.cluster.model_copy(update=update)})
 
 
 def train_min(group: ModelGroup, on: BackendKind) -> int:

@@ -42,12 +42,15 @@ def _ranges(ids: list[int]) -> str:
     return ",".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)
 
 
+UNHASHED = ("t", "view", "memory", "floor", "steady")  # in which are moments, estimates and costs
+
+
 def digest(log: MemoryLog) -> str:
     """Of everything that happened, in order. Moments count to the millisecond and estimates not at all: the
     last bit of a float may differ between processors."""
     sha = hashlib.sha256()
     for event in log.events:
-        kept = {key: value for key, value in event.items() if key not in ("t", "view", "memory", "floor")}
+        kept = {key: value for key, value in event.items() if key not in UNHASHED}
         sha.update(json.dumps([round(event["t"] / 1e6), kept], sort_keys=True).encode())
     return sha.hexdigest()
 
