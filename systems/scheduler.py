@@ -99,6 +99,30 @@ def assign(
     return placed
 
 
+def take_turns(
+    waiting: Iterable[Waiting], loads: Sequence[Load], speed: Speed, growth_tokens: float, last: int
+) -> list[tuple[int, int]]:
+    """As `assign`, but each sequence goes to the next replica after the one that got the last (an epoch) that
+    has room for it, in order of their leases."""
+    placed: list[tuple[int, int]] = []
+    current = {load.epoch: load for load in sorted(loads, key=lambda load: load.epoch)}
+    for item in waiting:
+        after = [epoch for epoch in current if epoch > last]
+        turn = [*after, *(epoch for epoch in current if epoch <= last)]
+        able = (
+            epoch
+            for epoch in turn
+            if current[epoch].version >= item.min_version
+            and has_room(current[epoch], speed, item.context_tokens, growth_tokens)
+        )
+        last = next(able, -1)
+        if last < 0:
+            break
+        placed.append((item.id, last))
+        current[last] = current[last].plus(1, item.context_tokens)
+    return placed
+
+
 def rebalance(loads: Sequence[Load], speed: Speed, remaining_tokens: float, reprefill_s: float) -> list[Move]:
     """Moves from the slowest to the fastest replica that pay for themselves.
 

@@ -45,7 +45,7 @@ from systems.loop.clock import now_ns, to_ns
 from systems.loop.mailbox import Mailbox
 from systems.loop.tasks import Tasks
 from systems.loop.watchdog import Watchdog
-from systems.scheduler import Load, Waiting, assign, rebalance
+from systems.scheduler import Load, Waiting, assign, rebalance, take_turns
 from systems.turn import Turn
 from systems.types import (
     SERVING,
@@ -57,6 +57,7 @@ from systems.types import (
     Publishing,
     Recipe,
     Role,
+    Router,
     Sequence,
     SequencePhase,
 )
@@ -112,6 +113,8 @@ class Serving:
         self._log = log
         self._publishing = recipe.publishing
         self._handover = recipe.handover
+        self._router = recipe.router
+        self._last = dict.fromkeys(SERVING, -1)  # the lease that got the last sequence, for taking turns
         self._deadlines = deadlines
         self._estimator = estimator
         self._tasks = tasks
@@ -207,13 +210,12 @@ class Serving:
         estimates = self._estimator.now
         speed = estimates.speed[role]
         queued = (Waiting(s.id, s.min_version, s.context_tokens) for s in queue)
-        growth = estimates.length_mean[role] / 2  # on average half of a sequence is still to come
         full = speed.max_running + speed.ahead
         loads = [self._load(seat) for seat in self._open(role) if len(seat.lease.running) < full]
         soon = {load.epoch: load for load in self._soon(role)}
         held: list[Sequence] = []
         sent: list[Work] = []
-        for sequence_id, epoch in assign(queued, [*loads, *soon.values()], speed, growth) if loads else ():
+        for sequence_id, epoch in self._placed(role, queued, [*loads, *soon.values()]) if loads else ():
             sequence = queue.popleft()
             if sequence.id != sequence_id:
                 raise lifecycle.IllegalTransition(
@@ -235,6 +237,17 @@ class Serving:
                 )
             )  # fmt: skip
         self._turn.look()
+
+    def _placed(self, role: Role, queued: Iterable[Waiting], loads: list[Load]) -> list[tuple[int, int]]:
+        """Which sequence goes where, in queue order."""
+        estimates = self._estimator.now
+        growth = estimates.length_mean[role] / 2  # on average half of a sequence is still to come
+        if self._router is Router.LATENCY:
+            return assign(queued, loads, estimates.speed[role], growth)
+        placed = take_turns(queued, loads, estimates.speed[role], growth, self._last[role])
+        if placed:
+            self._last[role] = placed[-1][1]
+        return placed
 
     def _send(self, sequence: Sequence, seat: _Seat) -> Work:
         work = work_of(sequence, seat.lease.epoch, seat.lease.version)
@@ -394,7 +407,7 @@ class Serving:
         await asyncio.sleep(0)  # let the waiting ones be dispatched first
         estimates = self._estimator.now
         loads = [self._load(seat) for seat in self._open(role)]
-        if self._demand.waiting[role] or not loads:
+        if self._demand.waiting[role] or not loads or self._router is Router.ROUND_ROBIN:
             return
         remaining = estimates.length_mean[role] / 2
         for move in rebalance(loads, estimates.speed[role], remaining, estimates.reprefill_s[role]):

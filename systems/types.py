@@ -49,6 +49,13 @@ class Publishing(StrEnum):
     DRAIN = "drain"  # let running sequences end under the old version first
 
 
+class Router(StrEnum):
+    """How a waiting sequence finds its replica."""
+
+    LATENCY = "latency"  # where it will be served best; sequences are moved when a replica comes
+    ROUND_ROBIN = "round-robin"  # the next replica in turn; nothing is moved for balance
+
+
 class Handover(StrEnum):
     """What becomes of the KV cache of a sequence that goes from one replica to another."""
 
@@ -297,6 +304,7 @@ class Recipe:
     staleness: int
     publishing: Publishing
     handover: Handover = Handover.REREAD
+    router: Router = Router.LATENCY
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,9 @@ import pytest
 from harness.results.log import Told
 from harness.results.summary import Tally
 from harness.runs.assemble import Parts, assemble
-from harness.runs.runner import header
+from harness.runs.runner import estimator_of, header
 from harness.runs.spec import RunSpec, resolve
 from systems.backends.base import Backend
-from systems.estimates.estimator import Estimator
 from systems.events import Event, encode
 from systems.loop.clock import run_virtual
 from systems.pipeline import Pipeline
@@ -84,7 +83,7 @@ def simulate(spec: RunSpec, wrap: Any = lambda backend: backend) -> tuple[Memory
         policy, admission, estimator = (
             policy_of(spec.policy, spec.planner),
             Admission(parts.recipe),
-            Estimator(parts.prior, parts.recipe),
+            estimator_of(spec, parts),
         )
         runtime = Runtime(parts.layout, parts.recipe, policy, backend, log, admission, estimator)
         kept.append(runtime)

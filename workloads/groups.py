@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from systems.costs.architecture import Architecture
 from systems.costs.cost import Sync
-from systems.types import Handover, Publishing
+from systems.types import Handover, Publishing, Router
 
 HERE = Path(__file__).parent
 Count = Annotated[int, Field(ge=1, le=1024)]
@@ -91,6 +91,7 @@ class Workload(Table):
     judge_calls: Annotated[int, Field(ge=0, le=64)] = 1  # 0: a rule gives the reward, and takes no time
     publishing: Publishing | None = None  # default: interrupt, and drain at staleness 0
     handover: Handover = Handover.COPY  # the paper's system rereads (artifact-readme)
+    router: Router = Router.LATENCY  # the artifact's baselines take turns (artifact-template)
 
 
 class Lengths(Table):

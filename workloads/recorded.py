@@ -20,6 +20,13 @@ class RecordedWorkload:
         self._per_sample = 1 + judge_calls
         self._per_group = samples * self._per_sample
 
+    def lengths_of(self, group: int) -> tuple[int, list[int], list[list[int]]]:
+        """A group's prompt, responses and judgements."""
+        first = group * self._per_group
+        samples = range(first, first + self._per_group, self._per_sample)
+        judged = [[self._generated[s + 1 + i] for i in range(self._per_sample - 1)] for s in samples]
+        return self._prompts[first], [self._generated[s] for s in samples], judged
+
     def prompt(self, group: int) -> Prompt:
         return Prompt(self._prompts[group * self._per_group])
 

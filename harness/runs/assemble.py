@@ -126,6 +126,7 @@ def recipe_of(group: ModelGroup, steps: int, staleness: int) -> Recipe:
         staleness=staleness,
         publishing=workload.publishing or default,
         handover=workload.handover,
+        router=workload.router,
     )
 
 

@@ -39,6 +39,12 @@ class OwnPolicy(BaseModel):
         return f"{Path(self.path).stem}.{self.name}"
 
 
+def check_lengths_are_known(planner: str, real: bool) -> None:
+    """Nobody knows how long real text will be."""
+    if PLANNERS[planner].knows_lengths and real:
+        raise UsageError(f"--planner {planner}: it is told the true lengths, which only --backend sim knows")
+
+
 def is_own(system: str) -> bool:
     """Does this name a file of the user's, rather than one of the project's systems?"""
     return ":" in system or system.endswith(".py")

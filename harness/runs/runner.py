@@ -31,6 +31,7 @@ from harness.runs.spec import RunSpec, cores
 from systems.backends.base import ClusterUnfit
 from systems.costs.fluid import steady
 from systems.estimates.estimator import Estimator
+from systems.estimates.truth import TrueLengths
 from systems.events import EVENT_SCHEMA, EventSink, RunBegan, RunEnded, RunStopped
 from systems.loop.clock import NothingScheduled, begin_time, now_ns, run_virtual
 from systems.loop.watchdog import Stalled
@@ -38,6 +39,7 @@ from systems.machine.files import file_sha256
 from systems.pipeline import Pipeline
 from systems.plans import PolicyFault
 from systems.policies import policy_of
+from systems.policies.planners import PLANNERS
 from systems.runtime import Runtime
 from systems.staleness import Admission
 from systems.types import Kind, NotFinite
@@ -219,7 +221,7 @@ def caps_of(spec: Mapping[str, Any]) -> Caps:
 async def drive(spec: RunSpec, parts: Parts, log: EventSink) -> None:
     """The one place where a pipeline meets a policy and a backend."""
     policy = policy_of(spec.policy, spec.planner)
-    admission, estimator = Admission(parts.recipe), Estimator(parts.prior, parts.recipe)
+    admission, estimator = Admission(parts.recipe), estimator_of(spec, parts)
     runtime = Runtime(
         parts.layout, parts.recipe, policy, parts.backend, log, admission, estimator, parts.deadlines
     )
@@ -232,6 +234,14 @@ async def drive(spec: RunSpec, parts: Parts, log: EventSink) -> None:
         parts.backend.close()
         if not pipeline.finished:
             log.emit(RunStopped(t_ns=now_ns(), where=runtime.describe()))
+
+
+def estimator_of(spec: RunSpec, parts: Parts) -> Estimator:
+    """Who learns from the run; the reference planner is told the lengths of what is under way."""
+    if spec.planner is not None and PLANNERS[spec.planner].knows_lengths:
+        lengths_of = parts.workload.lengths_of  # type: ignore[attr-defined]  # of simulated workloads only
+        return TrueLengths(parts.prior, parts.recipe, lengths_of)
+    return Estimator(parts.prior, parts.recipe)
 
 
 def simulate(spec: RunSpec, parts: Parts, log: EventSink) -> None:

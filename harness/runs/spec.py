@@ -18,7 +18,7 @@ from harness.runs.backends import BACKENDS, LIVE, SIM, BackendKind, usual
 from harness.runs.costs import Machine, costs_sha256, modelled
 from harness.runs.layout import scaled_split
 from harness.runs.live_costs import Calibration, load_calibration
-from harness.runs.policies import OwnPolicy, check_planner, find, policy_class
+from harness.runs.policies import OwnPolicy, check_lengths_are_known, check_planner, find, policy_class
 from systems.costs.families import ArchitectureError, read_config
 from systems.costs.forward import engines
 from systems.costs.hardware import hardware_names
@@ -151,6 +151,8 @@ def resolve(
             f"--backend {on.name}: {model} has no real weights here; it runs with --backend {SIM.name} "
             f"(groups with real weights: {real})"
         )
+    if planner is not None:
+        check_lengths_are_known(planner, on.real)
     for setting in settings:
         for unread in on.unread:
             if fnmatch(setting.partition("=")[0], unread):

@@ -51,7 +51,7 @@ class _Role:
         return self.length * self.itl[n] / n + self.read_s
 
     def latency_s(self, n: int) -> float:
-        """Of a batch's last sequence: others are read in while it generates."""
+        """How long a batch's last sequence takes: others are read in while it generates."""
         return self.longest * (self.itl[n] + n * self.read_s / self.length)
 
     def needed(self, step_s: float, replicas: int) -> int | None:

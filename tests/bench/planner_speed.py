@@ -2,8 +2,8 @@
 
     PYTHONPATH=. python tests/bench/planner_speed.py --out results/published/planner-speed-<date>.json
 
-Every decision of a simulated run is timed, on one core, while the run goes on: 20 steps at 128 GPUs, and 2 steps
-at 4,096 with eight times the paper's prompts a step.
+Every decision of a simulated run is timed, on one core, while the run goes on: 20 steps at 128 GPUs, and
+2 steps at 4,096 with eight times the paper's prompts a step.
 """
 
 from __future__ import annotations

@@ -8,12 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.errors import UsageError
 from harness.runs.assemble import assemble
+from harness.runs.spec import resolve
 from systems import lifecycle
 from systems.estimates.estimator import Estimator
 from systems.estimates.lengths import LEVELS, estimate
+from systems.estimates.truth import TrueLengths
 from systems.types import Group, Prompt, Role, Sample, Sequence, SequencePhase
-from tests.conftest import small_spec
+from tests.conftest import simulate, small_spec
 
 lengths = st.lists(st.integers(1, 5000), min_size=1, max_size=60)
 
@@ -111,3 +114,27 @@ def test_reading_again_is_dearer_where_contexts_are_longer_by_role() -> None:
     estimator.observe_batch([group(0, 4000, 10)])
     grown = (100 + 2000) / (prior.prompt_mean[Role.ROLLOUT] + prior.length_mean[Role.ROLLOUT] / 2)
     assert estimator.now.reprefill_s[Role.ROLLOUT] == pytest.approx(prior.reprefill_s[Role.ROLLOUT] * grown)
+
+
+def test_the_reference_planner_is_told_the_lengths_of_what_is_under_way() -> None:
+    recipe = replace(PARTS.recipe, prompts=2, steps=10, staleness=1)
+
+    def lengths_of(number: int) -> tuple[int, list[int], list[list[int]]]:
+        return 100, [1000 * (number + 1)] * 2, [[500 * (number + 1)]] * 2
+
+    estimator = TrueLengths(PARTS.prior, recipe, lengths_of)
+    assert estimator.now.length_mean == {Role.ROLLOUT: 2500.0, Role.REWARD: 1250.0}  # groups 0 to 3
+    under_way = [group(number, 1, 1) for number in (2, 3)]
+    estimator.observe_batch([group(0, 1000, 500), group(1, 2000, 1000)], under_way)
+    assert estimator.now.length_mean[Role.ROLLOUT] == 4500.0  # 2 and 3, and the next batch: 4 and 5
+
+
+def test_it_runs_in_simulation_alone() -> None:
+    spec = small_spec("pivot", gpus=None).model_copy(update={"planner": "clairvoyant"})
+    _, tally, _ = simulate(spec)
+    assert len(tally.steps) == 3
+    with pytest.raises(UsageError, match="only --backend sim knows"):
+        resolve(
+            system="pivot", model="tiny-dense", backend="cosim", steps=1, seed=0, staleness=None, gpus=None,
+            settings=(), planner="clairvoyant",
+        )  # fmt: skip

@@ -3,7 +3,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from systems.scheduler import Load, Move, Waiting, assign, has_room, rebalance, served_after
+from systems.scheduler import Load, Move, Waiting, assign, has_room, rebalance, served_after, take_turns
 from systems.types import Speed
 
 SPEED = Speed(a=1e-7, b=5e-3, c=1e-4, d=1e-3, max_running=64, kv_capacity_tokens=100_000)
@@ -178,3 +178,16 @@ def test_rebalance_never_overdraws_and_never_inverts(replicas: list[Load]) -> No
 def test_rebalance_does_not_pay_where_there_is_no_compute_limit() -> None:
     """Below the knee a replica is as fast with all sequences as with half of them: moving only costs."""
     assert rebalance([Load(0, 0, 8, 8e3), Load(1, 0, 0, 0)], SPEED, 100, reprefill_s=1.0) == []
+
+
+def test_taking_turns_goes_on_after_the_last_and_skips_who_has_no_room() -> None:
+    loads = [
+        Load(0, 0, 3, 300),
+        Load(1, 0, SPEED.max_running + SPEED.ahead, 0),
+        Load(2, 0, 50, 900),
+        Load(3, 1, 0, 0),
+    ]
+    placed = take_turns([Waiting(i, 0, 10) for i in range(5)], loads, SPEED, 0, last=2)
+    assert [epoch for _, epoch in placed] == [3, 0, 2, 3, 0]
+    assert take_turns([Waiting(0, 1, 10)], loads, SPEED, 0, last=-1) == [(0, 3)]
+    assert take_turns([Waiting(0, 2, 10)], loads, SPEED, 0, last=-1) == []

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Protocol, TypeVar
 
 from systems.policies.layouts import Split
+from systems.policies.planners.clairvoyant import Clairvoyant
 from systems.policies.planners.flow import Flow
 from systems.policies.planners.harmonic import Harmonic
 from systems.policies.planners.rules import Rules
@@ -18,13 +19,15 @@ M = TypeVar("M")
 
 
 class Planner(Protocol[M]):
-    """What `pivot` asks. `choose` is pure; `memory` is a frozen value that survives between calls.
+    """What `pivot` asks. `choose` is pure; `memory` is a frozen value that survives between calls. One that
+    `knows_lengths` is told the true ones, and only exists in simulation.
 
     It is asked when rates have changed, every `tick_s` seconds, and not within `cooldown_shifts` shifts of
     its last change unless a batch waits for a training unit.
     """
 
     name: str
+    knows_lengths: bool
     tick_s: float
     cooldown_shifts: float
 
@@ -35,5 +38,10 @@ class Planner(Protocol[M]):
         ...
 
 
-PLANNERS: dict[str, type[Planner[Any]]] = {"flow": Flow, "itl-harmonic": Harmonic, "rules": Rules}
+PLANNERS: dict[str, type[Planner[Any]]] = {
+    "flow": Flow,
+    "itl-harmonic": Harmonic,
+    "rules": Rules,
+    "clairvoyant": Clairvoyant,
+}
 DEFAULT_PLANNER = "flow"

@@ -59,6 +59,7 @@ class Flow:
     """The planner's three rules, which are also the base rule inside of its forecasts."""
 
     name = "flow"
+    knows_lengths = False
     tick_s = 15.0  # asks to be woken so often: regret grows between events too
     cooldown_shifts = 1.0
 

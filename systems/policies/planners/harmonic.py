@@ -32,6 +32,7 @@ class Harmonic:
     """ITL model, pressure-weighted harmonic mean, one block at a time."""
 
     name = "itl-harmonic"
+    knows_lengths = False
     tick_s = TICK_S
     cooldown_shifts = 0.0  # it keeps its own, in seconds
     horizon_s = HORIZON_S

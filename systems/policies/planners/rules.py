@@ -19,6 +19,7 @@ class Rules:
     """Thresholds on sequences a replica."""
 
     name = "rules"
+    knows_lengths = False
     tick_s = TICK_S
     cooldown_shifts = 0.0
 
