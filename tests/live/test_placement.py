@@ -7,6 +7,7 @@ import pytest
 from harness.runs.assemble import assemble
 from harness.runs.runner import simulate
 from harness.runs.spec import resolve
+from systems.policies import SYSTEMS
 from tests.conftest import MemoryLog
 
 pytest.importorskip("torch")
@@ -50,7 +51,7 @@ def test_weights_do_not_depend_on_the_organisation(model: str) -> None:
 def test_the_full_recipe_for_all_systems_device_counts_and_losses(model: str) -> None:
     digests: dict[str, str] = {}
     migrations = 0
-    for system in ("colocated", "disaggregated", "pivot"):
+    for system in SYSTEMS:
         for gpus in (4, 8):
             digests[f"{system} {gpus}"], moved, _, _ = final(system, model, gpus, 4, ())
             migrations += moved

@@ -72,7 +72,13 @@ def reference(model: str, steps: int = 2, settings: tuple[str, ...] = QUICK) -> 
 
 
 @pytest.mark.parametrize(
-    ("system", "model", "gpus"), [("pivot", "tiny-dense", 2), ("disaggregated", "tiny-moe", 4)]
+    ("system", "model", "gpus"),
+    [
+        ("pivot", "tiny-dense", 2),
+        ("disaggregated", "tiny-moe", 4),
+        ("rollout-reward", "tiny-dense", 3),
+        ("trainer-pool", "tiny-dense", 4),
+    ],
 )
 def test_live_weights_are_those_of_cosimulation(system: str, model: str, gpus: int) -> None:
     digest, tally = final(spec_of(system, model, gpus))
@@ -107,7 +113,16 @@ def killed_somewhere(seed: int, model: str, quiet_s: float) -> tuple[str, Tally]
         victim = rng.choice(list(workers.workers.values()))
         asyncio.get_running_loop().call_later(moment_s, kill_9, victim.pid)
 
-    system, gpus = rng.choice([("pivot", 2), ("colocated", 2), ("disaggregated", 3), ("pivot", 3)])
+    system, gpus = rng.choice(
+        [
+            ("pivot", 2),
+            ("colocated", 2),
+            ("disaggregated", 3),
+            ("pivot", 3),
+            ("rollout-reward", 3),
+            ("trainer-pool", 4),
+        ]
+    )
     return final(spec_of(system, model, gpus), disturb)
 
 
