@@ -33,7 +33,7 @@ def draw(table: pd.DataFrame) -> Figure:
     order = [
         (model, system, way)
         for model in dict.fromkeys(table["model"])
-        for system in [*system_order(), *sorted(set(table["system"]) - set(system_order()))]
+        for system in system_order(table["system"])
         for way in sorted(set(table[(table["model"] == model) & (table["system"] == system)]["way"]))
     ]
     figure, axis = plt.subplots(figsize=(7.0, 1.2 + 0.24 * len(order)), layout="constrained")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import textwrap
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,11 +48,11 @@ PHASE_COLOR = dict(
 )
 
 
-def system_order() -> list[str]:
-    """Systems as they are registered."""
+def system_order(shown: Iterable[str] = ()) -> list[str]:
+    """Systems as they are registered, and behind them those of `shown` that are not."""
     from systems.policies import SYSTEMS
 
-    return list(SYSTEMS)
+    return [*SYSTEMS, *sorted(set(shown) - SYSTEMS.keys())]
 
 
 def system_style(name: str) -> SystemStyle:

@@ -13,24 +13,32 @@ from harness.results.tables import Recorded, throughput_table
 from paper_figures.side_by_side import staleness_label
 from paper_figures.style import system_order, system_style
 
+MOST_COLUMNS = 3  # panels beside each other
+LEAST_PANEL, BAR = 2.9, 0.95  # inches: of a panel, and of a bar with its name under it
 JUDGE_ALPHA = 0.45  # the judge's tokens are the pale part of a bar
 
 
 def data(runs: Sequence[Recorded]) -> pd.DataFrame:
     """A row a run, of runs that may stand side by side."""
     table = throughput_table(runs)
-    table["system"] = pd.Categorical(table["system"], system_order(), ordered=True)
+    table["system"] = pd.Categorical(table["system"], system_order(table["system"]), ordered=True)
     return table.sort_values(["model", "system", "seed", "run"], ignore_index=True)
 
 
 def draw(table: pd.DataFrame) -> Figure:
     models = list(dict.fromkeys(table["model"]))
+    columns = min(len(models), MOST_COLUMNS)
+    rows = -(-len(models) // columns)
+    most_bars = table.groupby("model")["system"].nunique().max()
+    width = max(LEAST_PANEL, BAR * most_bars)
     figure, axes = plt.subplots(
-        1, len(models), figsize=(1.2 + 2.9 * len(models), 3.0), squeeze=False, layout="constrained"
+        rows, columns, figsize=(1.2 + width * columns, 3.0 * rows), squeeze=False, layout="constrained"
     )
-    for axis, model in zip(axes[0], models, strict=True):
+    for empty in axes.flat[len(models) :]:
+        empty.axis("off")
+    for axis, model in zip(axes.flat, models, strict=False):
         of_model = table[table["model"] == model]
-        systems = [name for name in system_order() if (of_model["system"] == name).any()]
+        systems = [name for name in system_order(table["system"]) if (of_model["system"] == name).any()]
         for position, system in enumerate(systems):
             runs, style = of_model[of_model["system"] == system], system_style(system)
             policy, judge = runs["policy_tokens_per_s"].mean(), runs["judge_tokens_per_s"].mean()
@@ -45,7 +53,8 @@ def draw(table: pd.DataFrame) -> Figure:
         gpus, steps = of_model["gpus"].iloc[0], of_model["steps"].iloc[0]
         axis.set_title(f"{model}\n{gpus} devices, {steps} steps", fontsize=8)
         axis.set_ylim(bottom=0)
-    axes[0][0].set_ylabel("generated tokens / s")
+    for first in axes[:, 0]:
+        first.set_ylabel("generated tokens / s")
     parts = [Patch(color="#555555", label="policy"), Patch(color="#555555", alpha=JUDGE_ALPHA, label="judge")]
     axes[0][-1].legend(handles=parts, fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
