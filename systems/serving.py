@@ -250,7 +250,10 @@ class Serving:
         return placed
 
     def _send(self, sequence: Sequence, seat: _Seat) -> Work:
-        work = work_of(sequence, seat.lease.epoch, seat.lease.version)
+        version = seat.lease.version
+        if self._publishing is Publishing.IN_FLIGHT:
+            version = sequence.cached_version  # then a cache may be older than the weights that go on with it
+        work = work_of(sequence, seat.lease.epoch, version)
         lifecycle.dispatch(sequence, seat.lease, now_ns())
         self._demand.running[sequence.role] += 1
         if seat.idle.is_set():
@@ -274,7 +277,7 @@ class Serving:
         for seat in self._seats.values():
             lease = seat.lease
             if lease.role is role and lease.state is LeaseState.ACTIVE and seat.loading:
-                yield Load(lease.epoch, self._demand.version, 0, 0.0)
+                yield self._load(seat)._replace(version=self._demand.version)
 
     def _load(self, seat: _Seat) -> Load:
         lease = seat.lease
@@ -439,7 +442,9 @@ class Serving:
             while lease.version < self._demand.version:
                 if self._publishing is Publishing.INTERRUPT:
                     await self._vacate(seat, list(lease.running), "publish")
-                await seat.idle.wait()
+                keep = self._publishing is Publishing.IN_FLIGHT
+                if not keep:
+                    await seat.idle.wait()
                 if lease.state is not LeaseState.ACTIVE:
                     return  # lost, or about to be given up
                 version = self._demand.version  # another one may have come, and the older one may be gone
@@ -447,7 +452,7 @@ class Serving:
                 seat.loading = True
                 try:
                     async with asyncio.timeout(self._deadlines.reply_s):
-                        await seat.worker.update(version)
+                        await seat.worker.update(version, keep)
                     lifecycle.take_over(lease, version)
                 finally:
                     seat.loading = False

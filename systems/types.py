@@ -47,6 +47,7 @@ class Publishing(StrEnum):
 
     INTERRUPT = "interrupt"  # abort, load, continue under the new version as a new segment
     DRAIN = "drain"  # let running sequences end under the old version first
+    IN_FLIGHT = "in-flight"  # load under them: they go on with their KV cache, as a new segment
 
 
 class Router(StrEnum):

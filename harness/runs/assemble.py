@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, replace
 
 from harness.errors import UsageError
-from harness.runs.backends import SIM, Learned, Request, recorded
+from harness.runs.backends import LIVE, SIM, Learned, Request, recorded
 from harness.runs.costs import cost_of
 from harness.runs.estimates import floor_of, prior_of
 from harness.runs.layout import layout_of
@@ -78,6 +78,11 @@ def check_request(spec: RunSpec) -> tuple[ClusterDurations, Layout, Recipe]:
     recipe = recipe_of(spec.group, spec.steps, spec.staleness)
     if spec.on.measured:  # live workers keep no cache for each other
         recipe = replace(recipe, handover=Handover.REREAD)
+    if recipe.publishing is Publishing.IN_FLIGHT and spec.on.real and not spec.on.measured:
+        raise UsageError(
+            "workload.publishing=in-flight: co-simulation writes a version's text at once, without a cache; "
+            f"give --backend {LIVE.name} or {SIM.name}"
+        )
     if spec.calibration is None:
         check_divides(spec.group)
     check_fits(spec, cost)

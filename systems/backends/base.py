@@ -101,8 +101,9 @@ class ServingWorker(Protocol):
         """Chunks as they come; ends when the worker is closed, raises `WorkerLost` when it dies."""
         ...
 
-    async def update(self, version: int) -> None:
-        """Load a policy version. The worker holds no sequences while it does."""
+    async def update(self, version: int, keep: bool = False) -> None:
+        """Load a policy version. The worker holds no sequences while it does, or with `keep` it goes on with
+        those that it holds and with their caches: what they had by then is streamed under the old version."""
         ...
 
     async def ping(self) -> int:

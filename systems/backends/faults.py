@@ -121,8 +121,8 @@ class NoisyWorker:
     async def abort(self, sequences: Collection[int], keep: bool = False) -> list[TokenChunk]:
         return await self._inner.abort(sequences, keep)
 
-    async def update(self, version: int) -> None:
-        await self._inner.update(version)
+    async def update(self, version: int, keep: bool = False) -> None:
+        await self._inner.update(version, keep)
 
     async def ping(self) -> int:
         return await self._inner.ping()

@@ -38,3 +38,14 @@ def test_a_longer_judge_is_never_cheaper() -> None:
     short = mean_makespan("colocated", "lengths.judge_at_1k=300")
     long = mean_makespan("colocated", "lengths.judge_at_1k=360")
     assert long >= short
+
+
+def test_weights_that_change_in_flight_interrupt_nobody_and_are_never_slower() -> None:
+    log, _, _ = simulate(
+        small_spec("disaggregated", steps=6, gpus=None, settings=(*BUSY, "workload.publishing=in-flight"))
+    )
+    assert not [event for event in log.of("sequences.requeued") if event["why"] == "publish"]
+    assert any(event["segments"] > 1 for event in log.of("sequence.finished")), "an update came in between"
+    interrupted = mean_makespan("disaggregated", "workload.publishing=interrupt", gpus=None)
+    in_flight = mean_makespan("disaggregated", "workload.publishing=in-flight", gpus=None)
+    assert in_flight <= interrupted * (1 + SLACK)

@@ -69,7 +69,7 @@ class Scripted:
                 raise item
             yield item
 
-    async def update(self, version: int) -> None:
+    async def update(self, version: int, keep: bool = False) -> None:
         await self._answer(self.update_s)
         self.version = version
 

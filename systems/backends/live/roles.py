@@ -114,9 +114,12 @@ class ServingRole:
         requests = self.engine.abort(sequences)
         return [self._chunk(request, TokenChunk, serial=-1, last=True) for request in requests]
 
-    def update(self, version: int, weights: Mapping[str, Tensor]) -> None:
-        """Serve another version. Holds no sequences while it does."""
-        if self._works:
+    def update(self, version: int, weights: Mapping[str, Tensor], keep: bool = False) -> None:
+        """Serve another version. Holds no sequences while it does, or goes on with those and their caches."""
+        if keep:  # what they have by now was written by the old version
+            growing = [r for r in self.engine.running if len(r.tokens) > self._streamed[r.id]]
+            self._unsent.extend(self._stream(request, TokenChunk) for request in growing)
+        elif self._works:
             raise ValueError(f"asked to load version {version} with {len(self._works)} sequences running")
         self.engine.model = ServingModel(self.how.model, weights)
         self.version = version

@@ -71,13 +71,18 @@ class LiveReplica:
     def _drop(self, sequence: int) -> None:
         self._kv_tokens -= self._held.pop(sequence, 0)
 
-    async def update(self, version: int) -> None:
+    async def update(self, version: int, keep: bool = False) -> None:
         """Map another version; the old one is free once the worker has answered."""
         worker, store = self._worker, self._store
         worker.check()
         segment = store.acquire(POLICY, version, worker.device)
         await worker.ask(
-            "update", [segment], version=version, segment=segment.number, layout=store.layout(POLICY)
+            "update",
+            [segment],
+            version=version,
+            segment=segment.number,
+            layout=store.layout(POLICY),
+            keep=keep,
         )
         store.release(worker.device, POLICY, but=version)
 

@@ -168,8 +168,8 @@ class Worker:
     def ping(self) -> int:
         return self._serving.sent
 
-    def update(self, version: int, segment: int, layout: list[Any]) -> None:
-        self._serving.update(version, self._view(segment, layout))
+    def update(self, version: int, segment: int, layout: list[Any], keep: bool) -> None:
+        self._serving.update(version, self._view(segment, layout), keep)
 
     def time_steps(self) -> list[StepTime]:
         """Every step since the last such question; the first one starts the clock."""

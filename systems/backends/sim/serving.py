@@ -92,12 +92,40 @@ class SimReplica:
                 raise item
             yield item
 
-    async def update(self, version: int) -> None:
+    async def update(self, version: int, keep: bool = False) -> None:
         self._life.check()
-        if self._works:
+        if self._works and not keep:
             raise ValueError(f"asked to load version {version} with {len(self._works)} sequences running")
-        await self._life.sleep(self._update_s * self._slowdown(self.devices))
-        self.version = version
+        held = self._pause() if keep else []
+        try:
+            await self._life.sleep(self._update_s * self._slowdown(self.devices))
+            self.version = version
+        finally:  # also if the update is given up: they are there all the same
+            for work in held:
+                self._lengths.announce(work, self.version)
+            self._add(held)
+
+    def _pause(self) -> list[Work]:
+        """Everything stops where it is, and streams what it has; its caches stay."""
+        self._settle()
+        self._join()
+        self._replica.pace = self._slowdown(self.devices)
+        held = []
+        for number, generated, cached in self._replica.abort(now_ns() / NS_PER_S, list(self._works)):
+            chunk = self._chunk(self._works[number], generated, serial=self._emitted)
+            if chunk.count:
+                self._emit(chunk)
+            work = self._works[number]
+            work = work._replace(
+                length=work.length + chunk.count, tokens=work.tokens + chunk.tokens,
+                cached_tokens=cached // self._scale,
+            )  # fmt: skip
+            self._works[number] = work
+            self._arriving[number] = cached
+            held.append(work)
+        self._lengths.forget([work.id for work in held])
+        self._schedule()
+        return held
 
     async def ping(self) -> int:
         self._life.check()
