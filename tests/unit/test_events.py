@@ -32,6 +32,7 @@ FINITE = st.floats(allow_nan=False, allow_infinity=False)  # what JSON can hold;
 BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     float: FINITE,
     float | None: st.none() | FINITE,
+    dict[str, float] | None: st.none() | st.dictionaries(st.text(max_size=4), FINITE, max_size=2),
     dict[str, Any]: JSON,
     dict[str, int]: JSON,
     dict[str, float]: JSON,
