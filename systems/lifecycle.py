@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from systems.types import (
     End,
+    Group,
     Lease,
     LeaseState,
     Placement,
@@ -105,6 +106,16 @@ def score(sample: Sample, reward: float | None, true_accuracy: float | None) -> 
     move_sample(sample, SamplePhase.SCORED)
     sample.reward, sample.true_accuracy = reward, true_accuracy
     sample.group.judging -= 1
+
+
+def retire(group: Group) -> None:
+    """BATCHED -> TRAINED for all samples of a group. They let go of their sequences, so that a run holds what
+    is under way, and not what it has ever made."""
+    for sample in group.samples:
+        move_sample(sample, SamplePhase.TRAINED)
+        sample.response = None
+        sample.judgements = []
+    group.samples = []
 
 
 def move_sample(sample: Sample, to: SamplePhase) -> None:

@@ -228,8 +228,7 @@ class Pipeline:
 
     def _publish(self, groups: list[Group], stats: list[TrainStats]) -> None:
         for group in groups:
-            for sample in group.samples:
-                lifecycle.move_sample(sample, SamplePhase.TRAINED)
+            lifecycle.retire(group)
         learned = tuple(one.values for one in stats)
         self.log.emit(VersionPublished(t_ns=now_ns(), version=self.version, stats=learned))
         self.runtime.turn.look()

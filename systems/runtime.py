@@ -106,6 +106,7 @@ class Runtime:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.serving.close()
         await self._tasks.__aexit__(kind, error, trace)
 
     # ------------------------------------------------------------------------------- governing
@@ -146,7 +147,6 @@ class Runtime:
     def view(self) -> View:
         """An immutable picture of this moment."""
         serving, admission = self.serving, self.admission
-        loads = {e: serving.load(lease) for e, lease in self._leases.live.items() if serving.holds(lease)}
         return View(
             now_ns=now_ns(),
             layout=self.layout,
@@ -157,7 +157,7 @@ class Runtime:
                     placement=lease.placement,
                     state=lease.state,
                     running=len(lease.running),
-                    kv_tokens=round(loads[epoch].kv_tokens) if epoch in loads else 0,
+                    kv_tokens=round(serving.kv_tokens(lease)),
                     version=lease.version,
                 )
                 for epoch, lease in self._leases.live.items()

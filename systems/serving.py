@@ -2,9 +2,10 @@
 
 | task    | consumes            | waits for                        | unblocked by                   |
 |---------|---------------------|----------------------------------|--------------------------------|
-| pump    | one worker's stream | chunks                           | the worker; ends with its lease |
 | watch   | one serving lease   | `silence_s` without a chunk      | time                           |
 | update  | one rollout lease   | its sequences to leave           | `publish`                      |
+
+What a worker says is heard at once, by a call: no task waits for it.
 
 Invariants
 * A sequence is in one queue or on one lease, and ends exactly once (`lifecycle` raises otherwise).
@@ -18,6 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from systems import lifecycle
 from systems.backends.base import (
@@ -26,7 +28,6 @@ from systems.backends.base import (
     ServingWorker,
     TokenChunk,
     Work,
-    WorkerLoad,
     WorkerLost,
     work_of,
 )
@@ -134,7 +135,7 @@ class Serving:
         seat.idle.set()
         self._demand.idle_replicas += 1
         self._seats[lease.epoch] = seat
-        self._tasks.start(self._pump(seat))
+        seat.worker.listen(partial(self._hear, seat))
         self._tasks.start(self._watch(seat))
         if lease.role is Role.ROLLOUT and lease.version < self._demand.version:
             self._begin_update(seat)  # published while it was loading
@@ -174,8 +175,15 @@ class Serving:
             self._leases.take_down(lost)
             self._turn.now()
 
-    def load(self, lease: Lease) -> WorkerLoad:
-        return self._seats[lease.epoch].worker.load()
+    def close(self) -> None:
+        """The run is over: nothing that a worker still says is heard."""
+        for seat in self._seats.values():
+            seat.worker.close()
+
+    def kv_tokens(self, lease: Lease) -> float:
+        """Context tokens that a replica holds; 0 for one that is not attached."""
+        seat = self._seats.get(lease.epoch)
+        return seat.worker.kv_tokens() if seat is not None else 0.0
 
     def progress(self) -> dict[int, int]:
         """Tokens by sequence that replicas have generated and not streamed yet."""
@@ -184,17 +192,12 @@ class Serving:
             known.update(seat.worker.progress())
         return known
 
-    def holds(self, lease: Lease) -> bool:
-        """Is this lease attached?"""
-        return lease.epoch in self._seats
-
     # ------------------------------------------------------------------------------- sequences
 
     def submit(self, sequences: Iterable[Sequence]) -> None:
         for sequence in sequences:
             self._demand.waiting[sequence.role].append(sequence)
             self._dispatch_soon(sequence.role)
-        self._turn.look()
 
     def _dispatch_soon(self, role: Role) -> None:
         """Dispatch once after everything that happens at this moment."""
@@ -215,6 +218,7 @@ class Serving:
         soon = {load.epoch: load for load in self._soon(role)}
         held: list[Sequence] = []
         sent: list[Work] = []
+        by_seat: dict[int, list[Work]] = {}
         for sequence_id, epoch in self._placed(role, queued, [*loads, *soon.values()]) if loads else ():
             sequence = queue.popleft()
             if sequence.id != sequence_id:
@@ -224,8 +228,12 @@ class Serving:
             if epoch in soon:
                 held.append(sequence)
             else:
-                sent.append(self._send(sequence, self._seats[epoch]))
+                work = self._place(sequence, self._seats[epoch])
+                sent.append(work)
+                by_seat.setdefault(epoch, []).append(work)
         queue.extendleft(reversed(held))
+        for epoch, works in by_seat.items():
+            self._seats[epoch].worker.submit(works)
         if sent:
             self._log.emit(
                 SequencesDispatched(
@@ -249,7 +257,8 @@ class Serving:
             self._last[role] = placed[-1][1]
         return placed
 
-    def _send(self, sequence: Sequence, seat: _Seat) -> Work:
+    def _place(self, sequence: Sequence, seat: _Seat) -> Work:
+        """From the queue to a replica: what its worker is to be told."""
         version = seat.lease.version
         if self._publishing is Publishing.IN_FLIGHT:
             version = sequence.cached_version  # then a cache may be older than the weights that go on with it
@@ -261,7 +270,6 @@ class Serving:
             seat.heard_ns = now_ns()
             seat.idle.clear()
             seat.busy.set()
-        seat.worker.submit(work)
         return work
 
     def _open(self, role: Role) -> Iterator[_Seat]:
@@ -281,12 +289,14 @@ class Serving:
 
     def _load(self, seat: _Seat) -> Load:
         lease = seat.lease
-        return Load(lease.epoch, lease.version, len(lease.running), seat.worker.load().kv_tokens)
+        return Load(lease.epoch, lease.version, len(lease.running), seat.worker.kv_tokens())
 
-    async def _pump(self, seat: _Seat) -> None:
+    def _hear(self, seat: _Seat, said: TokenChunk | WorkerLost) -> None:
+        """A worker says something: a chunk, or that it has died."""
         try:
-            async for chunk in seat.worker.stream():
-                self._take(seat, chunk)
+            if isinstance(said, WorkerLost):
+                raise said
+            self._take(seat, said)
         except WorkerLost as lost:
             self._lose(seat.lease, lost)
 

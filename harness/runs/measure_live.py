@@ -32,12 +32,13 @@ from harness.runs.backends import LIVE
 from harness.runs.live_costs import About, Calibration, ControlFit, GroupFit, ServingFit, TrainingFit
 from harness.runs.spec import cores, with_gpus
 from harness.runs.tiny_models import live
-from systems.backends.base import Finished, TokenChunk, work_of
+from systems.backends.base import Finished, TokenChunk, WorkerLost, work_of
 from systems.backends.live.backend import LiveBackend
 from systems.backends.live.serving import LiveReplica
 from systems.backends.live.training import LiveTrainer, together
 from systems.batching import canonical_batch
 from systems.loop.clock import now_ns, run_live
+from systems.loop.mailbox import Mailbox
 from systems.pipeline import Workload
 from systems.rewards import reward_of
 from systems.types import Group, How, Lease, LeaseState, Placement, Prompt, Role, Sample, Segment, Shift, Step
@@ -309,14 +310,16 @@ def _generation(sample: Sample, role: Role, prompt: Prompt) -> Generation:
 async def _generate(replica: LiveReplica, sequences: list[Generation]) -> None:
     """Through a replica to their ends, as the runtime does it."""
     known = {sequence.id: sequence for sequence in sequences}
-    for sequence in sequences:
-        replica.submit(work_of(sequence, 0))
+    said: Mailbox[TokenChunk | WorkerLost] = Mailbox()
+    replica.listen(said.put)
+    replica.submit([work_of(sequence, 0) for sequence in sequences])
     missing = len(known)
-    async for chunk in replica.stream():
+    while missing:
+        chunk = await said.get()
+        if isinstance(chunk, WorkerLost):
+            raise chunk
         _extend(known[chunk.sequence], chunk)
         missing -= isinstance(chunk, Finished)
-        if not missing:
-            break
 
 
 def _extend(sequence: Generation, chunk: TokenChunk) -> None:

@@ -90,7 +90,6 @@ def run(
         log.emit(RunEnded(t_ns=tally_end(tally), weights_sha256=weights))
         if parts.learned:
             parts.learned.save(directory.path / "weights")
-        check(directory.id, tally.summary())
     except BaseException as raised:
         error = raised
     with undisturbed():
@@ -166,6 +165,8 @@ def seal(
             if tally.steps:
                 summary = identify(directory, log.sha256, tally.summary())
                 files |= directory.write_summary(summary)
+                if ending.error is None:
+                    check(directory.id, summary)
     except Exception as error:
         if ending.error is None or isinstance(error, InvalidRun):
             ending = ending_of(directory.id, log.path, error)
@@ -346,14 +347,14 @@ def recompute(directory: RunDirectory) -> dict[str, Any]:
             tally.add(event)
         if not tally.steps:
             raise BenchError(f"{directory.id}: no RL step was finished, there is nothing to summarise")
-        summary = tally.summary()
+        summary = identify(directory, file_sha256(directory.events_path), tally.summary())
     check(directory.id, summary)
-    return identify(directory, file_sha256(directory.events_path), summary)
+    return summary
 
 
 def check(run_id: str, summary: dict[str, Any]) -> None:
     """A run that beats its lower bound, or loses device time, is not a measurement."""
-    modelled = summary["kind_of_numbers"] != Kind.MEASURED  # a measured run may beat what a fit predicts
+    modelled = summary["kind"] != Kind.MEASURED  # a measured run may beat what a fit predicts
     if modelled and summary["makespan_s"] < summary["lower_bound_s"] * (1 - 1e-9):
         raise InvalidRun(
             f"{run_id}: makespan {summary['makespan_s']:.3f} s beats the lower bound "

@@ -15,7 +15,7 @@ lease has ended is recognised and dropped.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import NamedTuple, Protocol
 
 from systems.batching import Batch, MicroBatch
@@ -77,17 +77,15 @@ class Finished(TokenChunk):
     __slots__ = ()
 
 
-class WorkerLoad(NamedTuple):
-    """What a serving worker holds, as last known."""
-
-    sequences: int
-    kv_tokens: float
+Hear = Callable[[TokenChunk | WorkerLost], None]
 
 
 class ServingWorker(Protocol):
     """One replica of the policy or of the judge."""
 
-    def submit(self, work: Work) -> None: ...
+    def submit(self, works: Collection[Work]) -> None:
+        """These sequences come to it at this moment, together."""
+        ...
 
     async def abort(self, sequences: Collection[int], keep: bool = False) -> list[TokenChunk]:
         """Stop these and return their tokens that were not streamed yet; ended ones are absent.
@@ -97,8 +95,9 @@ class ServingWorker(Protocol):
         """
         ...
 
-    def stream(self) -> AsyncIterator[TokenChunk]:
-        """Chunks as they come; ends when the worker is closed, raises `WorkerLost` when it dies."""
+    def listen(self, hear: Hear) -> None:
+        """From now on `hear` is told every chunk as it comes, and at last that the worker has died, if it
+        has. It is told nothing before this call, and nothing after `close`."""
         ...
 
     async def update(self, version: int, keep: bool = False) -> None:
@@ -110,7 +109,9 @@ class ServingWorker(Protocol):
         """How many chunks were put into the stream so far."""
         ...
 
-    def load(self) -> WorkerLoad: ...
+    def kv_tokens(self) -> float:
+        """Context tokens of all that it holds, as last known."""
+        ...
 
     def progress(self) -> Mapping[int, int]:
         """Tokens that are generated and not streamed yet, by sequence, as far as that is known."""

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass
 
 from systems.backends.base import (
     Backend,
+    Hear,
     ServingWorker,
     TokenChunk,
     TrainingWorker,
     Work,
-    WorkerLoad,
     WorkerLost,
 )
 from systems.types import Kind, Lease, PhaseDone, Shift
@@ -97,26 +98,37 @@ class NoisyWorker:
         self._inner = inner
         self._noise = noise
         self._rng = rng
+        self._loop = asyncio.get_running_loop()
+        self._late: deque[TokenChunk | WorkerLost] = deque()  # on their way, in order
+        self._late_until = 0.0
 
-    async def stream(self) -> AsyncIterator[TokenChunk]:
+    def listen(self, hear: Hear) -> None:
+        self._hear = hear
+        self._inner.listen(self._pass_on)
+
+    def _pass_on(self, said: TokenChunk | WorkerLost) -> None:
         noise = self._noise
-        try:
-            async for chunk in self._inner.stream():
-                draw = self._rng.random()
-                if draw < noise.lost:
-                    continue
-                if draw < noise.lost + noise.late:
-                    await asyncio.sleep(noise.late_s)
-                yield chunk
-                if draw > 1 - noise.doubled:
-                    yield chunk
-        except WorkerLost:
-            if noise.late:  # the news of a death is an answer too
-                await asyncio.sleep(noise.late_s)
-            raise
+        if isinstance(said, WorkerLost):  # the news of a death is an answer too
+            self._tell(said, late=noise.late > 0)
+            return
+        draw = self._rng.random()
+        if draw >= noise.lost:
+            self._tell(said, late=draw < noise.lost + noise.late)
+        if draw > 1 - noise.doubled:
+            self._tell(said, late=False)
 
-    def submit(self, work: Work) -> None:
-        self._inner.submit(work)
+    def _tell(self, said: TokenChunk | WorkerLost, late: bool) -> None:
+        """Now or later, but never before what was said earlier."""
+        if late:
+            self._late_until = max(self._late_until, self._loop.time()) + self._noise.late_s
+        if late or self._late:
+            self._late.append(said)
+            self._loop.call_at(self._late_until, lambda: self._hear(self._late.popleft()))
+        else:
+            self._hear(said)
+
+    def submit(self, works: Collection[Work]) -> None:
+        self._inner.submit(works)
 
     async def abort(self, sequences: Collection[int], keep: bool = False) -> list[TokenChunk]:
         return await self._inner.abort(sequences, keep)
@@ -127,8 +139,8 @@ class NoisyWorker:
     async def ping(self) -> int:
         return await self._inner.ping()
 
-    def load(self) -> WorkerLoad:
-        return self._inner.load()
+    def kv_tokens(self) -> float:
+        return self._inner.kv_tokens()
 
     def progress(self) -> Mapping[int, int]:
         return self._inner.progress()

@@ -51,6 +51,34 @@ class _Strict(asyncio.BaseEventLoop):
         super().call_exception_handler(context)
 
 
+class _Soon(asyncio.Handle):
+    """asyncio's handle without a context and without what is kept for debugging."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, callback: Callable[..., object], args: tuple[Any, ...], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._callback, self._args, self._loop = callback, args, loop
+        self._cancelled = False
+        self._context = self._repr = self._source_traceback = None
+
+
+class _Timer(asyncio.TimerHandle):
+    """The same for a timer, which is set when it is made."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, when: float, callback: Callable[..., object], args: tuple[Any, ...],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:  # fmt: skip
+        self._callback, self._args, self._loop = callback, args, loop
+        self._cancelled = False
+        self._context = self._repr = self._source_traceback = None
+        self._when, self._scheduled = when, True
+
+
 class VirtualTimeLoop(_Strict):
     """An event loop in virtual time, starting at 0. It has no selector, because it never waits."""
 
@@ -114,7 +142,7 @@ class VirtualTimeLoop(_Strict):
         """As asyncio's, without what it does for debugging."""
         if self.is_closed():
             raise RuntimeError("the loop of this run is closed")
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = _Soon(callback, args, self)
         self._ready.append(handle)
         return handle
 
@@ -131,8 +159,7 @@ class VirtualTimeLoop(_Strict):
     def _call_at_ns(
         self, when: int, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
     ) -> asyncio.TimerHandle:
-        timer = asyncio.TimerHandle(when / NS_PER_S, callback, args, self, context)
-        timer._scheduled = True  # type: ignore[attr-defined]
+        timer = _Timer(when / NS_PER_S, callback, args, self)
         heapq.heappush(self._timers, (when, self._set, timer))
         self._set += 1
         return timer

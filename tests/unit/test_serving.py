@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,11 +11,10 @@ import pytest
 
 from harness.runs.assemble import assemble
 from systems import lifecycle
-from systems.backends.base import Finished, TokenChunk, Work, WorkerLoad, WorkerLost
+from systems.backends.base import Finished, Hear, TokenChunk, Work, WorkerLost
 from systems.estimates.estimator import Estimator
 from systems.leases import Leases
 from systems.loop.clock import now_ns, run_virtual
-from systems.loop.mailbox import Mailbox
 from systems.loop.watchdog import Watchdog
 from systems.serving import AnswerLost, Deadlines, Serving
 from systems.staleness import Admission
@@ -47,7 +46,7 @@ class Scripted:
     epoch: int
     version: int = 0
     held: list[int] = field(default_factory=list)  # sequences in the order in which they were submitted
-    stream_: Mailbox[TokenChunk | WorkerLost | None] = field(default_factory=Mailbox)
+    hear: Hear = lambda said: None
     sent: int = 0
     aborted: list[TokenChunk] = field(default_factory=list)  # what the next abort returns
     abort_s: float = 0.0
@@ -55,19 +54,16 @@ class Scripted:
     silent: bool = False  # answers nothing
     closed: bool = False
 
-    def submit(self, work: Work) -> None:
-        self.held.append(work.id)
+    def submit(self, works: Collection[Work]) -> None:
+        self.held.extend(work.id for work in works)
 
     async def abort(self, sequences: Collection[int], keep: bool = False) -> list[TokenChunk]:
         await self._answer(self.abort_s)
         known = [chunk for chunk in self.aborted if chunk.sequence in sequences]
         return known or [self.chunk(s, 0, serial=-1) for s in self.held if s in sequences]
 
-    async def stream(self) -> AsyncIterator[TokenChunk]:
-        while (item := await self.stream_.get()) is not None:
-            if isinstance(item, WorkerLost):
-                raise item
-            yield item
+    def listen(self, hear: Hear) -> None:
+        self.hear = hear
 
     async def update(self, version: int, keep: bool = False) -> None:
         await self._answer(self.update_s)
@@ -80,12 +76,11 @@ class Scripted:
     async def _answer(self, after_s: float) -> None:
         await asyncio.sleep(1e9 if self.silent else after_s)
 
-    def load(self) -> WorkerLoad:
-        return WorkerLoad(len(self.held), 0.0)
+    def kv_tokens(self) -> float:
+        return 0.0
 
     def close(self) -> None:
         self.closed = True
-        self.stream_.put(None)
 
     # what a test says
 
@@ -96,8 +91,9 @@ class Scripted:
         return form(sequence, more.pop("epoch", self.epoch), self.version, count, **more)
 
     def say(self, sequence: int, count: int, form: type[TokenChunk] = TokenChunk, **more: Any) -> None:
-        self.stream_.put(self.chunk(sequence, count, form, **more))
+        chunk = self.chunk(sequence, count, form, **more)
         self.sent += 1
+        self.hear(chunk)
 
 
 class Stage:
@@ -213,7 +209,7 @@ def test_a_doubled_chunk_is_dropped() -> None:
         (sequence,) = stage.submit(1)
         await asyncio.sleep(1)
         worker.say(0, 5)
-        worker.stream_.put(worker.chunk(0, 5, serial=0))
+        worker.hear(worker.chunk(0, 5, serial=0))
         await asyncio.sleep(1)
         assert sequence.length == 5
         worker.say(0, 2, Finished)
@@ -230,7 +226,7 @@ def test_a_gap_gives_the_worker_up_and_nothing_of_it_counts() -> None:
         (sequence,) = stage.submit(1)
         await asyncio.sleep(1)
         worker.say(0, 5)
-        worker.stream_.put(worker.chunk(0, 5, serial=2))
+        worker.hear(worker.chunk(0, 5, serial=2))
         await asyncio.sleep(1)
         assert sequence.length == 5
         ((epoch, lost),) = stage.losses
@@ -248,7 +244,8 @@ def test_sequences_of_a_lost_replica_wait_in_the_order_in_which_they_ran() -> No
         stage.submit(5)
         await asyncio.sleep(1)
         stage.submit(2, first=5)
-        worker.stream_.put(WorkerLost((0,), "died"))
+        await asyncio.sleep(1)
+        worker.hear(WorkerLost((0,), "died"))
         await asyncio.sleep(1)
         assert stage.waiting() == [0, 1, 2, 3, 4, 5, 6]
         (requeued,) = stage.log.of("sequences.requeued")
@@ -282,7 +279,7 @@ def test_what_was_streamed_before_an_abort_comes_before_what_it_returns() -> Non
         await asyncio.sleep(1)
         late = worker.chunk(0, 2, tokens=(1, 2), logprobs=(-1.0, -1.0))
         worker.sent += 1  # it was sent, and arrives in three seconds
-        asyncio.get_running_loop().call_later(3, worker.stream_.put, late)
+        asyncio.get_running_loop().call_later(3, worker.hear, late)
         worker.aborted = [worker.chunk(0, 3, tokens=(3, 4, 5), logprobs=(-2.0,) * 3, serial=-1)]
         lease = stage.leases[0]
         lifecycle.move_lease(lease, LeaseState.DRAINING)
@@ -302,7 +299,7 @@ def test_a_publish_waits_for_the_stream_too() -> None:
         await asyncio.sleep(1)
         late = worker.chunk(0, 2, tokens=(1, 2), logprobs=(-1.0, -1.0))
         worker.sent += 1
-        asyncio.get_running_loop().call_later(3, worker.stream_.put, late)
+        asyncio.get_running_loop().call_later(3, worker.hear, late)
         worker.aborted = [worker.chunk(0, 1, tokens=(3,), logprobs=(-2.0,), serial=-1)]
         stage.serving.publish(1)
         await asyncio.sleep(2)
@@ -541,7 +538,7 @@ def test_what_runs_and_waits_is_counted() -> None:
         await asyncio.sleep(1)
         assert (demand.running[Role.ROLLOUT], demand.idle_replicas) == (2, 1)
         assert demand.outstanding(Role.ROLLOUT) == 2
-        second.stream_.put(WorkerLost((1,), "died"))
+        second.hear(WorkerLost((1,), "died"))
         await asyncio.sleep(0)
         await asyncio.sleep(1)
         assert demand.idle_replicas == 0, "what the lost one had is now on the other one"

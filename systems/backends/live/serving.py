@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from systems.backends.base import Finished, TokenChunk, Work, WorkerLoad, WorkerLost
+from systems.backends.base import Finished, Hear, TokenChunk, Work
 from systems.backends.live import wire
 from systems.backends.live.cluster import Worker
 from systems.backends.live.store import ParameterStore
-from systems.loop.mailbox import Mailbox
 
 POLICY = "policy"  # its name in the store
 
@@ -21,42 +20,30 @@ class LiveReplica:
     def __init__(self, worker: Worker, store: ParameterStore) -> None:
         self._worker = worker
         self._store = store
-        self._loop = asyncio.get_running_loop()
-        self._stream: Mailbox[TokenChunk | WorkerLost | None] = Mailbox()
         self._held: dict[int, int] = {}  # sequence -> context tokens
         self._kv_tokens = 0
-        self._fresh: list[Work] = []  # submitted at this moment, sent together
-        worker.on_chunks = self._take
-        worker.on_end = self._stream.put
-        if worker.lost is not None:
-            self._stream.put(worker.lost)
+        self._hear: Hear = _nobody
 
-    def submit(self, work: Work) -> None:
-        self._held[work.id] = work.context_tokens
-        self._kv_tokens += work.context_tokens
-        self._fresh.append(work)
-        if len(self._fresh) == 1:
-            self._loop.call_soon(self._send)
-
-    def _send(self) -> None:
-        if self._fresh:
-            works, self._fresh = self._fresh, []
-            self._worker.tell("submit", works=[wire.work_to_json(work) for work in works])
+    def submit(self, works: Collection[Work]) -> None:
+        for work in works:
+            self._held[work.id] = work.context_tokens
+            self._kv_tokens += work.context_tokens
+        self._worker.tell("submit", works=[wire.work_to_json(work) for work in works])
 
     async def abort(self, sequences: Collection[int], keep: bool = False) -> list[TokenChunk]:
         """Its caches are dropped: `keep` is not done here, and the chunks say so."""
-        self._send()
         answer = await self._worker.ask("abort", sequences=list(sequences))
         chunks = [wire.chunk_from_json(raw) for raw in answer]
         for chunk in chunks:
             self._drop(chunk.sequence)
         return chunks
 
-    async def stream(self) -> AsyncIterator[TokenChunk]:
-        while (item := await self._stream.get()) is not None:
-            if isinstance(item, WorkerLost):
-                raise item
-            yield item
+    def listen(self, hear: Hear) -> None:
+        self._hear = hear
+        self._worker.on_chunks = self._take
+        self._worker.on_end = hear
+        if self._worker.lost is not None:
+            asyncio.get_running_loop().call_soon(hear, self._worker.lost)
 
     def _take(self, chunks: list[Any]) -> None:
         for raw in chunks:
@@ -66,7 +53,7 @@ class LiveReplica:
             elif chunk.sequence in self._held:
                 self._held[chunk.sequence] += chunk.count
                 self._kv_tokens += chunk.count
-            self._stream.put(chunk)
+            self._hear(chunk)
 
     def _drop(self, sequence: int) -> None:
         self._kv_tokens -= self._held.pop(sequence, 0)
@@ -98,12 +85,16 @@ class LiveReplica:
         times: list[list[float]] = await self._worker.ask("time_steps")
         return times
 
-    def load(self) -> WorkerLoad:
-        return WorkerLoad(len(self._held), self._kv_tokens)
+    def kv_tokens(self) -> float:
+        return self._kv_tokens
 
     def progress(self) -> Mapping[int, int]:
         """Nothing is known beyond what was streamed, which happens all the time."""
         return {}
 
     def close(self) -> None:
-        self._stream.put(None)
+        self._hear = self._worker.on_end = _nobody
+
+
+def _nobody(said: object) -> None:
+    """Who hears what a worker says that nobody listens to."""

@@ -7,16 +7,15 @@ the way in and divided on the way out.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
-from systems.backends.base import Finished, TokenChunk, Work, WorkerLoad, WorkerLost
+from systems.backends.base import Finished, Hear, TokenChunk, Work
 from systems.backends.sim.host_cache import HostCache
 from systems.backends.sim.lengths import LengthSource
 from systems.backends.sim.lifeline import Lifeline
 from systems.backends.sim.replica import Aborted, Arrival, Replica
 from systems.costs.durations import ServingDurations
 from systems.loop.clock import now_ns, to_ns
-from systems.loop.mailbox import Mailbox
 from systems.types import NS_PER_S, Role
 
 STREAM_TOKENS = 16  # a live worker streams about this often; a simulated loss keeps whole chunks only
@@ -43,29 +42,35 @@ class SimReplica:
         self._loop = asyncio.get_running_loop()
         self._replica = Replica(cost.costs(), cost.bounds(), now_ns() / NS_PER_S)
         self._works: dict[int, Work] = {}
-        self._fresh: list[Work] = []  # submitted at this moment: they join together
-        self._fresh_tokens = 0
         self._arriving: dict[int, int] = {}  # sequences whose caches come in, and how many tokens of theirs
         self._copied_s = 0.0  # until when the replica's link is taken by caches that come in
         self._timer: asyncio.Handle | None = None
         self._due = 0.0  # what the timer is set to
-        self._stream: Mailbox[TokenChunk | WorkerLost | None] = Mailbox()
+        self._hear: Hear = lambda said: None
         self._emitted = 0
 
     # ------------------------------------------------------------------------ the contract
 
-    def submit(self, work: Work) -> None:
-        self._lengths.announce(work, self.version)
-        self._works[work.id] = work
-        self._fresh.append(work)
-        self._fresh_tokens += work.context_tokens
-        if len(self._fresh) == 1:
-            self._loop.call_soon(self._join)
+    def submit(self, works: Collection[Work]) -> None:
+        for work in works:
+            self._lengths.announce(work, self.version)
+            self._works[work.id] = work
+        self._host.drop([work.id for work in works])  # read back now, or of no use any more
+        brought = [work for work in works if work.cached_tokens]
+        if brought and self._life.alive:
+            moved = sum(self._cost.cache_bytes(work.cached_tokens) for work in brought)
+            copied_s = self._copy_s(moved) * self._slowdown(self.devices)
+            self._copied_s = max(self._copied_s, now_ns() / NS_PER_S) + copied_s
+            self._arriving.update({work.id: work.cached_tokens * self._scale for work in brought})
+            self._loop.call_at(self._copied_s, self._add, brought)
+        self._add([work for work in works if not work.cached_tokens])
+
+    def listen(self, hear: Hear) -> None:
+        self._hear = hear
 
     async def abort(self, sequences: Collection[int], keep: bool = False) -> list[TokenChunk]:
         self._life.check()
         self._settle()
-        self._join()
         self._replica.pace = self._slowdown(self.devices)
         found = self._replica.abort(now_ns() / NS_PER_S, sequences)
         found += [Aborted(n, 0, self._arriving.pop(n)) for n in sequences if n in self._arriving]
@@ -86,12 +91,6 @@ class SimReplica:
             await self._life.sleep(self._copy_s(moved) * self._slowdown(self.devices))
         return chunks
 
-    async def stream(self) -> AsyncIterator[TokenChunk]:
-        while (item := await self._stream.get()) is not None:
-            if isinstance(item, WorkerLost):
-                raise item
-            yield item
-
     async def update(self, version: int, keep: bool = False) -> None:
         self._life.check()
         if self._works and not keep:
@@ -108,7 +107,6 @@ class SimReplica:
     def _pause(self) -> list[Work]:
         """Everything stops where it is, and streams what it has; its caches stay."""
         self._settle()
-        self._join()
         self._replica.pace = self._slowdown(self.devices)
         held = []
         for number, generated, cached in self._replica.abort(now_ns() / NS_PER_S, list(self._works)):
@@ -131,14 +129,10 @@ class SimReplica:
         self._life.check()
         return self._emitted
 
-    def load(self) -> WorkerLoad:
+    def kv_tokens(self) -> float:
         """As of the last batch change, like the last report of a live worker."""
-        return WorkerLoad(
-            len(self._works),
-            self._replica.kv_tokens(now_ns() / NS_PER_S) / self._scale
-            + self._fresh_tokens
-            + sum(self._arriving.values()) / self._scale,
-        )
+        here = self._replica.kv_tokens(now_ns() / NS_PER_S)
+        return (here + sum(self._arriving.values()) if self._arriving else here) / self._scale
 
     def progress(self) -> Mapping[int, int]:
         """A live worker would have streamed whole chunks of this."""
@@ -147,7 +141,7 @@ class SimReplica:
 
     def close(self) -> None:
         self._cancel_timer()
-        self._stream.put(None)
+        self._hear = lambda said: None
 
     def lose(self, why: str) -> None:
         """The worker dies: whole chunks were streamed before, the rest is gone."""
@@ -157,7 +151,7 @@ class SimReplica:
                 if streamed:
                     self._emit(self._chunk(self._works[number], streamed * self._scale, serial=self._emitted))
             self._cancel_timer()
-            self._stream.put(self._life.end(why))
+            self._hear(self._life.end(why))
 
     # ------------------------------------------------------------------------ on the clock
 
@@ -165,20 +159,6 @@ class SimReplica:
         """What is due at this very nanosecond comes first."""
         while (due := self._replica.next_s()) is not None and to_ns(due) <= now_ns():
             self._change(due)
-
-    def _join(self) -> None:
-        """What was submitted at this moment is now the replica's."""
-        works, self._fresh, self._fresh_tokens = self._fresh, [], 0
-        works = [work for work in works if work.id in self._works]
-        self._host.drop([work.id for work in works])  # read back now, or of no use any more
-        brought = [work for work in works if work.cached_tokens]
-        if brought and self._life.alive:
-            moved = sum(self._cost.cache_bytes(work.cached_tokens) for work in brought)
-            copied_s = self._copy_s(moved) * self._slowdown(self.devices)
-            self._copied_s = max(self._copied_s, now_ns() / NS_PER_S) + copied_s
-            self._arriving.update({work.id: work.cached_tokens * self._scale for work in brought})
-            self._loop.call_at(self._copied_s, self._add, brought)
-        self._add([work for work in works if not work.cached_tokens])
 
     def _add(self, works: list[Work]) -> None:
         """These begin; those that were aborted while their caches came in are not here any more."""
@@ -214,13 +194,15 @@ class SimReplica:
     def _change(self, due: float) -> None:
         self._timer = None
         self._replica.pace = self._slowdown(self.devices)
-        ended = self._replica.advance(due)
-        for end in ended:
-            work = self._works.pop(end.id)
-            self._emit(self._chunk(work, end.generated, Finished, self._emitted))
+        ended = [
+            self._chunk(self._works.pop(end.id), end.generated, Finished, serial)
+            for serial, end in enumerate(self._replica.advance(due), self._emitted)
+        ]
         if ended:
-            self._lengths.forget([end.id for end in ended])
+            self._lengths.forget([chunk.sequence for chunk in ended])
         self._schedule()
+        for chunk in ended:  # last, because whoever hears of it may close this replica
+            self._emit(chunk)
 
     def _chunk(
         self, work: Work, generated: int, form: type[TokenChunk] = TokenChunk, serial: int = -1
@@ -231,8 +213,8 @@ class SimReplica:
         return form(work.id, work.epoch, self.version, count, tokens, logprobs, serial, end)
 
     def _emit(self, chunk: TokenChunk) -> None:
-        self._stream.put(chunk)
         self._emitted += 1
+        self._hear(chunk)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
